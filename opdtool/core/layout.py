@@ -1,0 +1,455 @@
+"""PackedLayout: the one description of a pack.
+
+Offsets, which source token fills a slot, which rank owns it, which slot is padding: packing,
+masks, checks and fault hypotheses all ask the layout and recompute nothing.
+
+Legend: B batch rows, S row width, N segments, T packed slots of the whole pack, a "local"
+slot is one of the T / cp_size slots that one context-parallel rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from opdtool.core.errors import InputError
+
+Ints = npt.NDArray[np.int64]
+CuSeqlens = Sequence[int] | Tensor | Ints
+Tail = Literal["absorb", "segment"]
+
+FP8_MULTIPLES = {"none": 1, "tensorwise": 16, "mxfp8": 32, "blockwise": 128}
+"""Slots per rank that each fp8 recipe wants a pack's total to be a multiple of."""
+
+
+def as_offsets(values: CuSeqlens) -> Ints:
+    """Cumulative lengths as an int64 array [N+1]; a tensor costs one synchronisation."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().to(torch.int64).numpy()
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def cp_window(length: int, cp_rank: int, cp_size: int) -> tuple[slice, slice]:
+    """The two slices of a segment that one context-parallel rank owns.
+
+    A segment of ``length`` slots is cut into ``2 * cp_size`` equal chunks; rank r owns chunk
+    r and chunk ``2 * cp_size - 1 - r``, so that causal attention costs every rank the same.
+
+        length 8, cp_size 2:   0 1 | 2 3 | 4 5 | 6 7
+                      rank:     0  |  1  |  1  |  0
+
+    With ``cp_size`` 1 the first slice is the whole segment and the second is empty.
+
+    Raises:
+        InputError: ``length`` is not a multiple of ``2 * cp_size``, or the rank is none.
+    """
+    check_cp_rank(cp_rank, cp_size)
+    if cp_size == 1:
+        return slice(0, length), slice(length, length)
+    chunk, rest = divmod(length, 2 * cp_size)
+    if rest:
+        raise InputError(
+            f"a segment of {length} slots cannot be cut for cp_size {cp_size}: "
+            f"its length must be a multiple of {2 * cp_size}"
+        )
+    last = 2 * cp_size - 1 - cp_rank
+    return (
+        slice(cp_rank * chunk, (cp_rank + 1) * chunk),
+        slice(last * chunk, (last + 1) * chunk),
+    )
+
+
+def check_cp_rank(cp_rank: int, cp_size: int) -> None:
+    """Refuse a context-parallel size below 1 or a rank outside it."""
+    if cp_size < 1:
+        raise InputError(f"cp_size is {cp_size}; it must be at least 1")
+    if not 0 <= cp_rank < cp_size:
+        raise InputError(f"cp_rank is {cp_rank}, outside 0..{cp_size - 1} for cp_size {cp_size}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Runs of neighbouring slots that are filled from neighbouring tokens of one row.
+
+    Sorted by ``dst``; slots that no piece covers are zero. All arrays are int64 [P].
+    """
+
+    dst: Ints
+    """First local slot of the run."""
+    segment: Ints
+    """Which segment the run belongs to."""
+    position: Ints
+    """First position in the segment (so in the row) that the run is filled from."""
+    count: Ints
+    """How many slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedLayout:
+    """Where every token of a pack is.
+
+    ``cu_seqlens`` and ``cu_seqlens_padded`` are int64 [N+1], from 0: cumulative real and
+    physical lengths of the segments. ``sequence_index`` int64 [<=N] says which batch row
+    each segment came from; a tail segment without real tokens has no entry.
+
+        lengths 3, 2; cp_size 1; padded to 4:   a b c .  d e . .
+        cu_seqlens 0 3 5    cu_seqlens_padded 0 4 8
+
+    Raises:
+        InputError: the offsets do not start at 0 or fall, a real length exceeds its padded
+            one, or a padded length is no multiple of ``2 * cp_size`` (for cp_size > 1).
+    """
+
+    cu_seqlens: Ints
+    cu_seqlens_padded: Ints
+    cp_size: int = 1
+    sequence_index: Ints
+
+    def __post_init__(self) -> None:
+        check_cp_rank(0, self.cp_size)
+        for name in ("cu_seqlens", "cu_seqlens_padded"):
+            _check_offsets(name, getattr(self, name))
+        if len(self.cu_seqlens) != len(self.cu_seqlens_padded):
+            raise InputError(
+                f"cu_seqlens has {len(self.cu_seqlens)} entries and cu_seqlens_padded "
+                f"{len(self.cu_seqlens_padded)}; both must have one more than the segments"
+            )
+        too_long = np.flatnonzero(self.lengths > self.padded_lengths)
+        if len(too_long):
+            b = int(too_long[0])
+            raise InputError(
+                f"sequence {b} has {self.lengths[b]} real tokens but a padded length of "
+                f"{self.padded_lengths[b]}; pass the padded offsets as cu_seqlens_padded"
+            )
+        check_cp_multiple(self.padded_lengths, self.cp_size)
+        if len(self.sequence_index) > self.num_segments:
+            raise InputError(
+                f"sequence_index has {len(self.sequence_index)} entries for "
+                f"{self.num_segments} segments"
+            )
+
+    @classmethod
+    def from_cu_seqlens(
+        cls,
+        cu_seqlens: CuSeqlens,
+        cu_seqlens_padded: CuSeqlens,
+        *,
+        cp_size: int = 1,
+        sequence_index: CuSeqlens | None = None,
+    ) -> PackedLayout:
+        """The layout that given offsets describe; segments are rows 0..N-1 without an index."""
+        real, padded = as_offsets(cu_seqlens), as_offsets(cu_seqlens_padded)
+        if sequence_index is None:
+            index = np.arange(max(len(real) - 1, 0), dtype=np.int64)
+        else:
+            index = as_offsets(sequence_index)
+        return cls(
+            cu_seqlens=real, cu_seqlens_padded=padded, cp_size=cp_size, sequence_index=index
+        )
+
+    @property
+    def lengths(self) -> Ints:
+        """Real tokens of each segment, int64 [N]."""
+        return np.diff(self.cu_seqlens)
+
+    @property
+    def padded_lengths(self) -> Ints:
+        """Slots of each segment, int64 [N]."""
+        return np.diff(self.cu_seqlens_padded)
+
+    @property
+    def num_segments(self) -> int:
+        """N, a tail segment included."""
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def num_rows(self) -> int:
+        """Segments that came from a batch row: N, less a tail segment."""
+        return len(self.sequence_index)
+
+    @property
+    def total(self) -> int:
+        """T, the slots of the whole pack."""
+        return int(self.cu_seqlens_padded[-1])
+
+    @property
+    def local_total(self) -> int:
+        """T / cp_size, the slots of one rank."""
+        return self.total // self.cp_size
+
+    @property
+    def real_tokens(self) -> int:
+        """Real tokens of the whole pack."""
+        return int(self.cu_seqlens[-1])
+
+    def with_cp(self, cp_size: int) -> PackedLayout:
+        """The same pack, cut for another context-parallel size."""
+        return PackedLayout(
+            cu_seqlens=self.cu_seqlens,
+            cu_seqlens_padded=self.cu_seqlens_padded,
+            cp_size=cp_size,
+            sequence_index=self.sequence_index,
+        )
+
+    def pieces(self, cp_rank: int = 0, *, shift: int = 0, limit: int | None = None) -> Pieces:
+        """The runs that fill one rank's slots, each padded segment first rolled by ``shift``.
+
+        ``shift`` follows ``torch.roll``: -1 puts token p+1 in slot p, and what leaves a
+        segment on one side comes back on the other. ``limit`` caps every real length (the
+        row width S).
+
+            segment a b c . (padded 4), shift -1, cp_size 1:   b c . a
+            pieces: dst 0 <- position 1, count 2;  dst 3 <- position 0, count 1
+        """
+        check_cp_rank(cp_rank, self.cp_size)
+        padded = self.padded_lengths
+        real = self.lengths if limit is None else np.minimum(self.lengths, limit)
+        segment = np.arange(self.num_segments, dtype=np.int64)
+        base = self.cu_seqlens_padded[:-1] // self.cp_size
+        if self.cp_size == 1:
+            begin, width, dst = np.zeros_like(padded), padded, base
+        else:
+            chunk = padded // (2 * self.cp_size)
+            last = 2 * self.cp_size - 1 - cp_rank
+            begin = np.stack([cp_rank * chunk, last * chunk], axis=1).ravel()
+            dst = np.stack([base, base + chunk], axis=1).ravel()
+            width = np.repeat(chunk, 2)
+            segment = np.repeat(segment, 2)
+            padded, real = np.repeat(padded, 2), np.repeat(real, 2)
+        # Slot p of the rolled segment is filled from (p - shift) mod padded; a window may
+        # wrap once, so it is at most two runs, and only the real part of each is kept.
+        start = begin if shift == 0 else (begin - shift) % np.maximum(padded, 1)
+        first = np.minimum(width, padded - start)
+        runs_dst = np.stack([dst, dst + first], axis=1)
+        runs_start = np.stack([start, np.zeros_like(start)], axis=1)
+        runs_width = np.stack([first, width - first], axis=1)
+        count = np.minimum(runs_width, real[:, None] - runs_start)
+        keep = count > 0
+        return Pieces(
+            dst=runs_dst[keep],
+            segment=np.broadcast_to(segment[:, None], keep.shape)[keep],
+            position=runs_start[keep],
+            count=count[keep],
+        )
+
+    def global_slots(self, cp_rank: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """The pack's slots behind local slots [start, stop) of one rank, int64 [stop - start].
+
+        padded 8, cp_size 2, rank 0:   0 1 6 7
+        """
+        check_cp_rank(cp_rank, self.cp_size)
+        stop = self.local_total if stop is None else stop
+        local = torch.arange(start, stop, dtype=torch.int64)
+        if self.cp_size == 1:
+            return local
+        segment = self._search(self.cu_seqlens_padded // self.cp_size, local)
+        begin = torch.from_numpy(self.cu_seqlens_padded)[segment]
+        chunk = torch.from_numpy(self.padded_lengths // (2 * self.cp_size))[segment]
+        within = local - begin // self.cp_size
+        second = within >= chunk
+        last = 2 * self.cp_size - 1 - cp_rank
+        return begin + within + torch.where(second, (last - 1) * chunk, cp_rank * chunk)
+
+    def owners(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """(cp_rank, local slot) of given slots of the pack, each int64 like ``slots``."""
+        if self.cp_size == 1:
+            return torch.zeros_like(slots), slots
+        segment = self.segments_of(slots)
+        begin = torch.from_numpy(self.cu_seqlens_padded)[segment]
+        chunk = torch.from_numpy(self.padded_lengths // (2 * self.cp_size))[segment]
+        within = slots - begin
+        index = torch.div(within, chunk, rounding_mode="floor")
+        second = index >= self.cp_size
+        rank = torch.where(second, 2 * self.cp_size - 1 - index, index)
+        local = begin // self.cp_size + within - index * chunk + torch.where(second, chunk, 0)
+        return rank, local
+
+    def segments_of(self, slots: Tensor) -> Tensor:
+        """The segment that each slot of the pack lies in, int64 like ``slots``."""
+        return self._search(self.cu_seqlens_padded, slots)
+
+    def positions_of(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """(segment, position in it) of given slots of the pack, each int64 like ``slots``."""
+        segment = self.segments_of(slots)
+        return segment, slots - torch.from_numpy(self.cu_seqlens_padded)[segment]
+
+    def is_real(self, segment: Tensor, position: Tensor) -> Tensor:
+        """Whether a position of a segment holds a real token, bool."""
+        return (position >= 0) & (position < torch.from_numpy(self.lengths)[segment])
+
+    def row_of(self, segment: int) -> int | None:
+        """The batch row of a segment; None for a tail segment."""
+        return int(self.sequence_index[segment]) if segment < self.num_rows else None
+
+    def locate(self, slot: int) -> dict[str, int]:
+        """Where a slot of the pack is, for a report: sequence (batch row), position, slot,
+        cp_rank; ``segment`` too where it is not the row, and no sequence in a tail segment."""
+        at = torch.tensor([slot])
+        segment, position = (int(x) for x in self.positions_of(at))
+        place: dict[str, int] = {}
+        row = self.row_of(segment)
+        if row is not None:
+            place["sequence"] = row
+        if row != segment:
+            place["segment"] = segment
+        return place | {"position": position, "slot": slot, "cp_rank": int(self.owners(at)[0])}
+
+    @staticmethod
+    def _search(offsets: Ints, slots: Tensor) -> Tensor:
+        # Empty segments share their offset with the next one: `right` skips them.
+        return torch.searchsorted(torch.from_numpy(offsets), slots, right=True) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackGeometry:
+    """How sequences are padded and cut; the options of ``opdtool pack`` (contract 5.1).
+
+    ``pad_packed_multiple`` is per rank and joins ``fp8`` by least common multiple;
+    ``pad_packed_to`` is the pack's total, over all ranks.
+
+    Raises:
+        InputError: a size below 1, or a multiple that the geometry does not divide.
+    """
+
+    cp_size: int = 1
+    tp_size: int = 1
+    sequence_parallel: bool = False
+    pad_multiple: int | None = None
+    fp8: str = "none"
+    pad_packed_multiple: int = 1
+    pad_packed_to: int | None = None
+    tail: Tail = "absorb"
+
+    def __post_init__(self) -> None:
+        for name in ("cp_size", "tp_size", "pad_multiple", "pad_packed_multiple", "pad_packed_to"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 1")
+        if self.fp8 not in FP8_MULTIPLES:
+            raise InputError(f"fp8 is {self.fp8!r}; it is one of {', '.join(FP8_MULTIPLES)}")
+        if self.tail not in ("absorb", "segment"):
+            raise InputError(f"tail is {self.tail!r}; it is absorb or segment")
+        if self.pad_multiple is not None and self.pad_multiple % self.base_multiple:
+            raise InputError(
+                f"pad multiple {self.pad_multiple} is not a multiple of {self.base_multiple}, "
+                f"which {self._why()} need; take a multiple of {self.base_multiple}"
+            )
+        if self.pad_packed_to is not None:
+            need = self.total_multiple
+            if self.pad_packed_to % need:
+                raise InputError(
+                    f"pad-packed-to {self.pad_packed_to} is not a multiple of {need}, "
+                    f"which {self._why()} need; take a multiple of {need}"
+                )
+
+    def _why(self) -> str:
+        parallel = "on" if self.sequence_parallel else "off"
+        return f"CP {self.cp_size}, TP {self.tp_size} and sequence parallelism {parallel}"
+
+    @property
+    def _cp_factor(self) -> int:
+        return 2 * self.cp_size if self.cp_size > 1 else 1
+
+    @property
+    def _tp_factor(self) -> int:
+        return self.tp_size if self.tp_size > 1 and self.sequence_parallel else 1
+
+    @property
+    def base_multiple(self) -> int:
+        """What every padded length must be a multiple of: (2 CP) x (TP with SP)."""
+        return self._cp_factor * self._tp_factor
+
+    @property
+    def sequence_multiple(self) -> int:
+        """What every sequence is padded to a multiple of."""
+        return self.pad_multiple if self.pad_multiple is not None else self.base_multiple
+
+    @property
+    def total_multiple(self) -> int:
+        """What the pack's total is padded to a multiple of."""
+        return lcm(FP8_MULTIPLES[self.fp8], self.pad_packed_multiple) * self.base_multiple
+
+    def padded(self, lengths: Ints) -> Ints:
+        """Each length rounded up to the sequence multiple, int64 [N]."""
+        multiple = self.sequence_multiple
+        return -(-lengths // multiple) * multiple
+
+    def padded_total(self, total: int) -> int:
+        """A pack's total after its tail padding.
+
+        Raises:
+            InputError: ``pad_packed_to`` is smaller than ``total``.
+        """
+        if self.pad_packed_to is not None:
+            if total > self.pad_packed_to:
+                raise InputError(
+                    f"a pack has {total} padded slots, more than pad-packed-to "
+                    f"{self.pad_packed_to}; raise it, or split the batch with --max-tokens"
+                )
+            return self.pad_packed_to
+        return -(-total // self.total_multiple) * self.total_multiple
+
+    def layout(
+        self, lengths: CuSeqlens, *, sequence_index: CuSeqlens | None = None
+    ) -> PackedLayout:
+        """The pack of sequences with these real lengths [N], in this order.
+
+        Raises:
+            InputError: a negative length, or ``pad_packed_to`` is too small.
+        """
+        real = as_offsets(lengths)
+        if len(real) and real.min() < 0:
+            raise InputError(f"length {int(np.argmin(real))} is {real.min()}, below 0")
+        physical = self.padded(real)
+        tail = self.padded_total(int(physical.sum())) - int(physical.sum())
+        index = as_offsets(
+            np.arange(len(real), dtype=np.int64) if sequence_index is None else sequence_index
+        )
+        if tail and self.tail == "absorb" and len(real):
+            physical[-1] += tail
+        elif tail:
+            real, physical = np.append(real, 0), np.append(physical, tail)
+        return PackedLayout(
+            cu_seqlens=_cumulative(real),
+            cu_seqlens_padded=_cumulative(physical),
+            cp_size=self.cp_size,
+            sequence_index=index,
+        )
+
+
+def check_cp_multiple(padded_lengths: Ints, cp_size: int) -> None:
+    """Refuse padded lengths [N] that cannot be cut into 2 * cp_size chunks, naming the first."""
+    if cp_size == 1:
+        return
+    uneven = np.flatnonzero(padded_lengths % (2 * cp_size))
+    if len(uneven):
+        b = int(uneven[0])
+        raise InputError(
+            f"sequence {b} has a padded length of {padded_lengths[b]}, which is not a multiple "
+            f"of {2 * cp_size} (2 x cp_size {cp_size}); pad every sequence to one"
+        )
+
+
+def _check_offsets(name: str, offsets: Ints) -> None:
+    if offsets.ndim != 1 or len(offsets) < 1:
+        raise InputError(f"{name} has shape {list(offsets.shape)}; expected [N+1] with N >= 0")
+    if offsets[0] != 0:
+        raise InputError(f"{name} starts at {offsets[0]}; cumulative lengths start at 0")
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if len(falls):
+        b = int(falls[0])
+        raise InputError(
+            f"{name} falls from {offsets[b]} to {offsets[b + 1]} at entry {b + 1}; "
+            f"cumulative lengths never fall"
+        )
+
+
+def _cumulative(lengths: Ints) -> Ints:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
