@@ -150,9 +150,7 @@ class PackedLayout:
             index = np.arange(max(len(real) - 1, 0), dtype=np.int64)
         else:
             index = as_offsets(sequence_index)
-        return cls(
-            cu_seqlens=real, cu_seqlens_padded=padded, cp_size=cp_size, sequence_index=index
-        )
+        return cls(cu_seqlens=real, cu_seqlens_padded=padded, cp_size=cp_size, sequence_index=index)
 
     @property
     def lengths(self) -> Ints:

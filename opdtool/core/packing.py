@@ -1,0 +1,249 @@
+"""Packing rows into segments, unpacking them, rolling segments, gathering ranks back.
+
+Legend: B batch rows, S row width, N segments, T packed slots, F any further dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opdtool.core.errors import InputError
+from opdtool.core.layout import (
+    CuSeqlens,
+    Ints,
+    PackedLayout,
+    Pieces,
+    as_offsets,
+    check_cp_rank,
+)
+
+_COPY_RUN = 384
+"""Runs longer than this (in elements) are copied one by one; shorter ones are gathered."""
+
+_BYTE_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def pack_rows(
+    rows_BSF: Tensor,
+    layout: PackedLayout,
+    *,
+    cp_rank: int = 0,
+    shift: int = 0,
+    row_of_segment: Ints | None = None,
+) -> Tensor:
+    """One rank's slots of a token-aligned tensor: [B, S, ...] -> [T / cp_size, ...].
+
+    Every segment holds the first ``min(length, S)`` tokens of its row, then zeros to its
+    padded length, rolled circularly by ``shift`` (as ``torch.roll``), then cut to the
+    rank's window. Segment n takes row ``row_of_segment[n]`` of the tensor (row n without);
+    segments past the rows are empty. Keeps dtype and device; differentiable.
+
+        rows [[a, b, c], [d, e, -]], lengths 3, 2, padded to 4:   a b c 0 d e 0 0
+
+    Raises:
+        InputError: fewer than two dimensions, fewer segments than rows, or a rank outside
+            the layout's CP size.
+    """
+    if rows_BSF.ndim < 2:
+        raise InputError(
+            f"cannot pack a tensor of shape {list(rows_BSF.shape)}; expected [B,S,...]"
+        )
+    B, S = rows_BSF.shape[:2]
+    pieces = layout.pieces(cp_rank, shift=shift, limit=S)
+    if row_of_segment is None:
+        if layout.num_segments < B:
+            raise InputError(
+                f"the cumulative lengths describe {layout.num_segments} sequences "
+                f"but the batch has {B} rows; pass one more offset than there are rows"
+            )
+        row, real = pieces.segment, pieces.segment < B
+    else:
+        real = pieces.segment < len(row_of_segment)
+        row = row_of_segment[np.where(real, pieces.segment, 0)]
+    if not real.all():
+        pieces = Pieces(
+            dst=pieces.dst[real],
+            segment=pieces.segment[real],
+            position=pieces.position[real],
+            count=pieces.count[real],
+        )
+        row = row[real]
+    flat = rows_BSF.reshape(B * S, *rows_BSF.shape[2:])
+    return _fill(flat, pieces.dst, row * S + pieces.position, pieces.count, layout.local_total)
+
+
+def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
+    """A tensor of ``slots`` rows, zero but for the runs copied from ``flat``."""
+    if flat.requires_grad or flat.device.type != "cpu":
+        return _gather(flat, dst, src, count, slots)
+    width = flat[0].numel() if len(flat) else 1
+    as_bytes = flat.contiguous().view(_BYTE_VIEWS.get(flat.element_size(), torch.uint8))
+    if flat.element_size() not in _BYTE_VIEWS or len(dst) == 0:
+        return _gather(flat, dst, src, count, slots)
+    if int(count.sum()) * width < _COPY_RUN * len(dst):
+        return _gather(as_bytes, dst, src, count, slots).view(flat.dtype)
+    out = np.zeros((slots, *flat.shape[1:]), dtype=as_bytes.numpy().dtype)
+    source = as_bytes.numpy()
+    for to, at, n in zip(dst.tolist(), src.tolist(), count.tolist(), strict=True):
+        out[to : to + n] = source[at : at + n]
+    return torch.from_numpy(out).view(flat.dtype)
+
+
+def _gather(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
+    filled = int(count.sum())
+    if filled == 0:
+        return flat.new_zeros(slots, *flat.shape[1:])
+    index = _runs(src, count, flat.device)
+    values = flat.index_select(0, index)
+    if filled == slots:
+        return values
+    out = flat.new_zeros(slots, *flat.shape[1:])
+    return out.index_copy(0, _runs(dst, count, flat.device), values)
+
+
+def _runs(start: Ints, count: Ints, device: torch.device) -> Tensor:
+    """The indices start[i], start[i] + 1, ... of every run, one after the other."""
+    total = int(count.sum())
+    before = np.cumsum(count) - count
+    offset, repeats = to_device(start - before, device), to_device(count, device)
+    each = torch.repeat_interleave(offset, repeats, output_size=total)
+    return each.add_(torch.arange(total, device=device))
+
+
+def to_device(values: Ints, device: torch.device) -> Tensor:
+    """Host integers as an int64 tensor on ``device``, without synchronising it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def pack_input_ids(
+    input_ids: Tensor,
+    cu_seqlens_q: CuSeqlens,
+    cu_seqlens_q_padded: CuSeqlens,
+    cp_rank: int = 0,
+    cp_size: int = 1,
+    roll_shift: int = 0,
+) -> Tensor:
+    """One rank's packed ids: [B, S] -> [1, T / cp_size] (contract 3.1).
+
+    Row b fills a zeroed segment of its padded length with its first min(actual, S) tokens;
+    the padded segment is rolled circularly by ``roll_shift`` and cut to the rank's zig-zag
+    window. Cumulative lengths are [N+1] with N >= B; a tuple of ints costs no device
+    synchronisation, a tensor costs one.
+
+    Raises:
+        InputError: a padded length that is no multiple of 2 * cp_size (cp_size > 1), or
+            min(actual, S) above the padded length; both name the sequence.
+    """
+    if input_ids.ndim != 2:
+        raise InputError(f"input_ids has shape {list(input_ids.shape)}; expected [B,S]")
+    check_cp_rank(cp_rank, cp_size)
+    layout = _clamped_layout(cu_seqlens_q, cu_seqlens_q_padded, input_ids.shape[1], cp_size)
+    return pack_rows(input_ids, layout, cp_rank=cp_rank, shift=roll_shift).unsqueeze(0)
+
+
+def _clamped_layout(
+    cu_seqlens: CuSeqlens, cu_seqlens_padded: CuSeqlens, width: int, cp_size: int
+) -> PackedLayout:
+    """The layout of min(actual, width) tokens a row: the last actual length may be inflated
+    by the bin's padding, so offsets are rebuilt from the clamped lengths."""
+    real, padded = as_offsets(cu_seqlens), as_offsets(cu_seqlens_padded)
+    if len(real) == len(padded) and len(real) > 1:
+        lengths = np.diff(real)
+        if lengths.max() > width:
+            lengths = np.minimum(lengths, width)
+            real = np.concatenate([real[:1], real[0] + np.cumsum(lengths)])
+    return PackedLayout.from_cu_seqlens(real, padded, cp_size=cp_size)
+
+
+def roll_packed_seq_dim(tensor: Tensor, cu_seqlens_padded: CuSeqlens, seq_dim: int) -> Tensor:
+    """``tensor`` shifted left by one along ``seq_dim`` inside each segment (contract 3.2).
+
+    Each segment's final slot becomes zero. Keeps shape, dtype and device; differentiable.
+
+        a b c | d e      (cu_seqlens_padded 0 3 5)
+        b c 0 | e 0
+
+    Raises:
+        InputError: no such dimension, or its length is not ``cu_seqlens_padded[-1]``.
+    """
+    if not -tensor.ndim <= seq_dim < tensor.ndim:
+        raise InputError(f"seq_dim {seq_dim} is no dimension of shape {list(tensor.shape)}")
+    offsets = as_offsets(cu_seqlens_padded)
+    layout = PackedLayout.from_cu_seqlens(offsets, offsets)
+    if tensor.shape[seq_dim] != layout.total:
+        raise InputError(
+            f"dimension {seq_dim} has {tensor.shape[seq_dim]} slots but cu_seqlens_padded ends "
+            f"at {layout.total}; roll the whole pack, before any context-parallel cut"
+        )
+    last = layout.cu_seqlens_padded[1:][layout.padded_lengths > 0] - 1
+    rolled = torch.roll(tensor, -1, seq_dim)
+    return rolled.index_fill(seq_dim, to_device(last, tensor.device), 0)
+
+
+def unpack_rows(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) -> Tensor:
+    """The padded batch behind a whole pack: [T, ...] -> [rows, width, ...].
+
+    Segment n goes to row ``layout.sequence_index[n]``; padding and rows that the pack does
+    not hold are zero. ``unpack(pack(x)) == x`` on real tokens.
+
+    Raises:
+        InputError: the pack has not T slots, a row is outside the batch, or a sequence is
+            longer than ``width``.
+    """
+    if packed_TF.shape[0] != layout.total:
+        raise InputError(
+            f"the pack has {packed_TF.shape[0]} slots but cu_seqlens_padded ends at "
+            f"{layout.total}; gather the context-parallel shards first"
+        )
+    n = layout.num_rows
+    lengths, index = layout.lengths[:n], layout.sequence_index
+    if n and (index.min() < 0 or index.max() >= rows):
+        raise InputError(f"sequence_index names row {index.max()}, outside the {rows} rows")
+    if n and lengths.max() > width:
+        raise InputError(
+            f"sequence {int(np.argmax(lengths))} has {lengths.max()} tokens, "
+            f"more than the row width {width}"
+        )
+    keep = lengths > 0
+    order = np.argsort(index[keep], kind="stable")
+    dst, src, count = (
+        values[keep][order] for values in (index * width, layout.cu_seqlens_padded[:n], lengths)
+    )
+    flat = _fill(packed_TF, dst, src, count, rows * width)
+    return flat.reshape(rows, width, *packed_TF.shape[1:])
+
+
+def gather_cp(shards: Sequence[Tensor], layout: PackedLayout) -> Tensor:
+    """The whole pack from its context-parallel shards: cp_size x [T/cp_size, ...] -> [T, ...].
+
+    Raises:
+        InputError: not one shard a rank, or a shard without T / cp_size slots.
+    """
+    if len(shards) != layout.cp_size:
+        raise InputError(f"{len(shards)} shards for cp_size {layout.cp_size}; expected one a rank")
+    for rank, shard in enumerate(shards):
+        if shard.shape[0] != layout.local_total:
+            raise InputError(
+                f"the shard of cp_rank {rank} has {shard.shape[0]} slots; expected "
+                f"{layout.local_total} (T {layout.total} / cp_size {layout.cp_size})"
+            )
+    if layout.cp_size == 1:
+        return shards[0]
+    out = shards[0].new_zeros(layout.total, *shards[0].shape[1:])
+    for rank, shard in enumerate(shards):
+        out.index_copy_(0, layout.global_slots(rank).to(out.device), shard)
+    return out
+
+
+def pack_positions(layout: PackedLayout, *, cp_rank: int = 0) -> Tensor:
+    """Position ids of one rank's slots, int64 [T / cp_size]: from 0 in each segment, running
+    on through its padding."""
+    slots = layout.global_slots(cp_rank)
+    return layout.positions_of(slots)[1]
