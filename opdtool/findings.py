@@ -26,7 +26,8 @@ class Finding:
     ``first`` holds up to :data:`MAX_PLACES` places, each a flat mapping such as
     ``{"sequence": 3, "position": 17, "slot": 812, "cp_rank": 0, "expected": 1.0,
     "actual": 0.0}``; ``mismatches`` counts all of them out of ``total``.
-    A ``skip`` says in ``message`` why it was skipped.
+    A ``skip`` says in ``message`` why it was skipped. ``step`` is the step of a suite that
+    the finding came from.
     """
 
     code: str
@@ -37,6 +38,7 @@ class Finding:
     mismatches: int | None = None
     total: int | None = None
     first: tuple[Mapping[str, Scalar], ...] = ()
+    step: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class Diagnosis:
     fix: str
     score: float | None = None
     faults: tuple[str, ...] = ()
+    step: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
