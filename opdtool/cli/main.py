@@ -1,0 +1,174 @@
+"""The ``opdtool`` command: which commands there are, and what each exit status means.
+
+0 all checks held; 1 a check failed; 2 bad usage or an input that cannot be used; 3 an
+internal error; 130 interrupted. Only a failed check is ever 1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import wraps
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from opdtool import __version__
+from opdtool.core.errors import InputError
+
+COMMANDS = {
+    "pack": "Pack padded batches into [1, T/CP] with cumulative lengths and CP windows.",
+    "unpack": "Restore the padded batch from a pack.",
+    "verify-pack": "Check a pack made by anyone against its batch.",
+    "build-mask": "Build the shifted draft-loss mask.",
+    "verify-mask": "Check a draft-loss mask from any framework, and name the mistake in it.",
+    "build-d2t": "Choose a draft vocabulary from token counts.",
+    "verify-d2t": "Check a draft vocabulary map or a draft checkpoint.",
+    "map-d2t": "Cut teacher logits down to the draft vocabulary.",
+    "reconstruct": "Rebuild teacher logits from hidden states and compare them.",
+    "simulate": "Prove that packed, sharded and split computations agree.",
+    "inspect": "Show what is in a file or directory of tensors.",
+    "compare": "Compare two files tensor by tensor.",
+    "roll": "Shift a packed tensor left by one inside each segment.",
+    "rescale": "Rescale loss metrics by their normalizers.",
+    "convert": "Turn a torch file into safetensors.",
+    "check": "Run the steps of a suite file.",
+    "explain": "Say what a check or a fault means, and how to mend it.",
+    "demo": "Write the example data and run the main jobs on it.",
+}
+"""Every command and its line in ``opdtool --help``; the module is the name with underscores."""
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):  # a closed stderr: nobody listens
+        print(message, file=sys.stderr, flush=True)
+
+
+def _close_stdout() -> None:
+    """After a closed pipe: point stdout at nothing, so that nothing fails at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _internal_error(error: BaseException) -> int:
+    if os.environ.get("OPDTOOL_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    _say(
+        f"internal error: {type(error).__name__}: {error}\n"
+        "This is a defect of opdtool. Please report it with the command you typed and the output "
+        "of the same command under OPDTOOL_TRACEBACK=1."
+    )
+    return 3
+
+
+def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with every exception turned into the exit status it stands for."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (KeyboardInterrupt, typer.Exit, typer.Abort):
+            raise
+        except InputError as error:
+            _say(f"error: {error}")
+            raise typer.Exit(2) from None
+        except BrokenPipeError:
+            _close_stdout()
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+        except Exception as error:
+            if hasattr(error, "format_message"):  # a usage error raised inside a command
+                raise
+            raise typer.Exit(_internal_error(error)) from None
+
+    return run
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports a command's module only when that command is run."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """A stand-in with the help line alone; :meth:`resolve_command` loads the real one."""
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        name, stub, rest = super().resolve_command(ctx, args)  # type: ignore[arg-type]
+        return (name, load(str(name)) if stub else None, rest)
+
+
+def load(name: str) -> Any:
+    """The real command of this name, its module imported."""
+    module = import_module(f"opdtool.cli.{name.replace('-', '_')}")
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, help=module.command.__doc__)(guarded(module.command))
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"opdtool {__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Prepare and verify the data of on-policy distillation and draft-model training."""
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit status and raises nothing."""
+    try:
+        status = app(args=argv, prog_name="opdtool", standalone_mode=False)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+    except KeyboardInterrupt:
+        status = 130
+    except typer.Abort:
+        return 2
+    except Exception as error:
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
+            return _internal_error(error)
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(format_message())
+            return 2
+        hint = f"; see {context.command_path} --help" if context else ""
+        _say(f"error: {format_message().rstrip('.')}{hint}")
+        return 2
+    if status == 130:
+        _say("interrupted")
+    return status if isinstance(status, int) else 0
+
+
+def main() -> NoReturn:
+    """The console script."""
+    # A polite kill unwinds like an exception, so that half-written outputs are swept.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    status = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _close_stdout()
+    sys.exit(status)

@@ -1,0 +1,37 @@
+"""One line for each finding that did not pass, the diagnosis, the verdict."""
+
+from __future__ import annotations
+
+from opdtool.findings import Finding, Report
+from opdtool.report.paint import STYLES, Line, paint
+from opdtool.report.text import (
+    fault_names,
+    label,
+    match_text,
+    one_line,
+    outcome,
+    place_text,
+    verdict,
+    wrong_of,
+)
+
+
+def concise(report: Report, *, color: bool = False) -> str:
+    """The report in as few lines as name everything that is wrong."""
+    rows = [_finding(finding) for finding in report.findings if finding.status != "pass"]
+    for entry in report.diagnosis:
+        step = f"{one_line(entry.step)}: " if entry.step else ""
+        head = f"diagnosis {step}{fault_names(entry)} ({match_text(entry)})"
+        rows.append(
+            Line().add(head, "bold").add(f": {one_line(entry.message)} Fix: {one_line(entry.fix)}")
+        )
+    rows.append(Line().add(verdict(report), STYLES[outcome(report)]))
+    return paint(rows, color=color)
+
+
+def _finding(finding: Finding) -> Line:
+    line = Line().add(finding.status, STYLES[finding.status]).add(f" {label(finding)}: ")
+    line.add(one_line(finding.message))
+    details = [wrong_of(finding)] if finding.mismatches else []
+    details += [f"first at {place_text(place)}" for place in finding.first[:1]]
+    return line.add(f" [{'; '.join(details)}]") if details else line
