@@ -93,15 +93,15 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 class LazyGroup(TyperGroup):
     """A group that imports a command's module only when that command is run."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A stand-in with the help line alone; :meth:`resolve_command` loads the real one."""
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        name, stub, rest = super().resolve_command(ctx, args)  # type: ignore[arg-type]
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, stub, rest = super().resolve_command(ctx, args)
         return (name, load(str(name)) if stub else None, rest)
 
 

@@ -1,12 +1,19 @@
-"""What a rank group is. Core functions take one and never ask the world who they are."""
+"""What a rank group is. Core functions take one and never ask the world who they are.
+
+Two kinds are here: the :class:`Group` protocol, which the simulated group of ``opdtool.ranks``
+follows too, and :class:`TorchGroup`, which speaks it over ``torch.distributed``.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from opdtool.core.errors import InputError
 
 
 @runtime_checkable
@@ -28,12 +35,20 @@ class Group(Protocol):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's ``tensor``, in rank order. All have one shape and dtype. No autograd."""
 
-    def all_to_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def all_to_all(
+        self, tensors: Sequence[Tensor], widths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         """Send ``tensors[r]`` to rank r; returns what each rank sent here. No autograd.
 
         Shapes may differ from rank to rank in their last dimension alone; all other
-        dimensions and the dtype agree over the group.
+        dimensions and the dtype agree over the group. ``widths[r]`` is the last dimension of
+        what rank r sends here, where the caller knows it; else the ranks tell each other.
         """
+
+
+def is_group(group: object) -> TypeGuard[Group]:
+    """Whether ``group`` speaks :class:`Group`. torch's ProcessGroup has methods of these names."""
+    return isinstance(group, Group) and isinstance(group.rank, int)
 
 
 def group_rank_size(group: object | None) -> tuple[int, int]:
@@ -44,9 +59,164 @@ def group_rank_size(group: object | None) -> tuple[int, int]:
     """
     if group is None:
         return 0, 1
-    if isinstance(group, Group):
+    if is_group(group):
         return group.rank, group.size
     return (
         torch.distributed.get_rank(group),  # type: ignore[arg-type]
         torch.distributed.get_world_size(group),  # type: ignore[arg-type]
     )
+
+
+def as_group(group: object) -> Group:
+    """A group that speaks :class:`Group`: ``group`` itself, or a :class:`TorchGroup` around it."""
+    return group if is_group(group) else TorchGroup(group)
+
+
+# What each element of a dtype travels as: the same bytes, in a dtype every backend moves.
+_CARRIER = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+
+
+class TorchGroup:
+    """A ``torch.distributed`` process group as a :class:`Group`.
+
+    Functions are looked up on ``torch.distributed`` when they are called. Tensors travel as
+    the same number of elements of an equally wide dtype, so that every dtype works on every
+    backend; nothing is ever added up, so that the bits arrive as they left.
+
+    With ``check`` the ranks first tell each other what they are about to do, and all of them
+    raise the same error when they do not agree: backends themselves hang or crash. It costs
+    a small collective, and on CUDA a synchronisation.
+    """
+
+    def __init__(self, group: object, *, check: bool = False) -> None:
+        self.group = group
+        self.check = check
+        self._rank, self._size = group_rank_size(group)
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        if self.check:
+            self._agree("all_gather", tensor.dtype, tensor.shape, (), tensor.device)
+        return self._all_gather(tensor)
+
+    def all_to_all(
+        self, tensors: Sequence[Tensor], widths: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        check_messages(tensors, self.size, self.rank)
+        lead, dtype, device = tensors[0].shape[:-1], tensors[0].dtype, tensors[0].device
+        leaving = [tensor.shape[-1] for tensor in tensors]
+        if self.check:
+            told = self._agree("all_to_all", dtype, lead, leaving, device)
+            arriving = [row[self.rank] for row in told]
+            check_widths(arriving, widths, self.rank)
+        elif widths is None:
+            told_widths = self._all_gather(torch.tensor(leaving, device=device))
+            arriving = [int(row[self.rank]) for row in told_widths]
+        else:
+            arriving = list(widths)
+        each = lead.numel()
+        sent = torch.cat([_carried(tensor).reshape(-1) for tensor in tensors])
+        received = sent.new_empty(each * sum(arriving))
+        torch.distributed.all_to_all_single(
+            received,
+            sent,
+            output_split_sizes=[each * width for width in arriving],
+            input_split_sizes=[each * width for width in leaving],
+            group=self.group,  # type: ignore[arg-type]
+        )
+        pieces = received.split([each * width for width in arriving])
+        return [
+            piece.view(dtype).reshape(*lead, width)
+            for piece, width in zip(pieces, arriving, strict=True)
+        ]
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        sent = _carried(tensor)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        torch.distributed.all_gather(received, sent, group=self.group)  # type: ignore[arg-type]
+        return [each.view(tensor.dtype).reshape(tensor.shape) for each in received]
+
+    def _agree(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        dims: Sequence[int],
+        leaving: Sequence[int],
+        device: torch.device,
+    ) -> list[list[int]]:
+        """Hold one collective's name, dtype and dimensions equal over the ranks.
+
+        Returns every rank's ``leaving``, which may differ.
+        """
+        if len(dims) > 8:
+            raise InputError(f"a tensor of {len(dims)} dimensions cannot be exchanged; at most 8")
+        words = [zlib.crc32(name.encode()), zlib.crc32(str(dtype).encode()), len(dims), *dims]
+        words += [-1] * (11 - len(words))
+        padded = list(leaving) or [0] * self.size
+        told = self._all_gather(torch.tensor(words + padded, dtype=torch.int64, device=device))
+        rows: list[list[int]] = [row.tolist() for row in told]
+        strangers = [rank for rank, row in enumerate(rows) if row[:11] != words]
+        if strangers:
+            other = rows[strangers[0]]
+            raise InputError(
+                f"the ranks disagree in {name}: rank {self.rank} brings {dtype} of "
+                f"{list(dims)}, rank {strangers[0]} "
+                + (
+                    f"dimensions {other[3 : 3 + other[2]]}"
+                    if other[:2] == words[:2]
+                    else "another dtype"
+                    if other[0] == words[0]
+                    else "entered another collective"
+                )
+            )
+        return [row[11:] for row in rows]
+
+
+def check_messages(tensors: Sequence[Tensor], size: int, rank: int) -> None:
+    """Refuse messages that are not one a rank, of one dtype and equal but for the last dimension.
+
+    Raises:
+        InputError: naming the rank and the first message that differs.
+    """
+    if len(tensors) != size:
+        raise InputError(
+            f"rank {rank} has {len(tensors)} tensors to send in a group of {size} ranks; "
+            "one a rank is needed, its own included"
+        )
+    first = tensors[0]
+    for to, tensor in enumerate(tensors):
+        if tensor.dim() == 0:
+            raise InputError(f"rank {rank} sends a scalar to rank {to}; at least one dimension")
+        if (tensor.dtype, tensor.shape[:-1]) != (first.dtype, first.shape[:-1]):
+            raise InputError(
+                f"rank {rank} sends {tensor.dtype} {list(tensor.shape)} to rank {to} but "
+                f"{first.dtype} {list(first.shape)} to rank 0; only the last dimension may differ"
+            )
+
+
+def check_widths(arriving: Sequence[int], expected: Sequence[int] | None, rank: int) -> None:
+    """Refuse messages whose last dimensions are not what the receiver was told to expect."""
+    if expected is None or list(arriving) == list(expected):
+        return
+    wrong = next(
+        (r for r, pair in enumerate(zip(arriving, expected, strict=False)) if pair[0] != pair[1]),
+        None,
+    )
+    if wrong is None:
+        raise InputError(f"rank {rank} expects {len(expected)} messages of {len(arriving)} ranks")
+    raise InputError(
+        f"the ranks disagree in all_to_all: rank {rank} expects {expected[wrong]} columns of "
+        f"rank {wrong}, which sends {arriving[wrong]}"
+    )
+
+
+def _carried(tensor: Tensor) -> Tensor:
+    """``tensor``, contiguous, as elements that every backend moves."""
+    return tensor.detach().contiguous().view(_CARRIER.get(tensor.element_size(), tensor.dtype))
