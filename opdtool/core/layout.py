@@ -90,6 +90,18 @@ class Pieces:
     count: Ints
     """How many slots."""
 
+    def clip(self, first: int, stop: int) -> Pieces:
+        """The parts that are filled from positions [first, stop) of their rows."""
+        begin = np.maximum(self.position, first)
+        count = np.minimum(self.position + self.count, stop) - begin
+        keep = count > 0
+        return Pieces(
+            dst=(self.dst + begin - self.position)[keep],
+            segment=self.segment[keep],
+            position=begin[keep],
+            count=count[keep],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedLayout:
@@ -195,6 +207,20 @@ class PackedLayout:
             cp_size=cp_size,
             sequence_index=self.sequence_index,
         )
+
+    def part(self, start: int, stop: int) -> PackedLayout:
+        """The layout of segments [start, stop) alone; its slot 0 is theirs of the first one."""
+        return PackedLayout(
+            cu_seqlens=self.cu_seqlens[start : stop + 1] - self.cu_seqlens[start],
+            cu_seqlens_padded=self.cu_seqlens_padded[start : stop + 1]
+            - self.cu_seqlens_padded[start],
+            cp_size=self.cp_size,
+            sequence_index=self.sequence_index[start:stop],
+        )
+
+    def local_start(self, segment: int) -> int:
+        """The first local slot of a segment, the same on every rank."""
+        return int(self.cu_seqlens_padded[segment]) // self.cp_size
 
     def pieces(self, cp_rank: int = 0, *, shift: int = 0, limit: int | None = None) -> Pieces:
         """The runs that fill one rank's slots, each padded segment first rolled by ``shift``.

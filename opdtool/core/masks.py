@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
-from opdtool.core.layout import CuSeqlens, PackedLayout, as_offsets
-from opdtool.core.packing import pack_input_ids, pack_rows, roll_packed_seq_dim
+from opdtool.core.layout import CuSeqlens, PackedLayout, Pieces, as_offsets
+from opdtool.core.packing import fill_pieces, pack_input_ids, roll_packed_seq_dim
 
 
 def token_weights(token_mask: Tensor, sample_mask: Tensor | None) -> Tensor:
@@ -51,18 +50,20 @@ def pack_rolled_draft_token_mask(
     return roll_packed_seq_dim(packed, offsets, seq_dim=1)
 
 
+def draft_pieces(layout: PackedLayout, *, cp_rank: int = 0, limit: int | None = None) -> Pieces:
+    """The runs that fill one rank's window of the global draft mask from token weights.
+
+    The roll is done on the whole segment, before the context-parallel cut. What a circular
+    roll would bring back from a row's first token is left out: that slot speaks of a token
+    that is not there.
+    """
+    return layout.pieces(cp_rank, shift=-1, limit=limit).clip(1, layout.total + 1)
+
+
 def draft_token_mask(weights_BS: Tensor, layout: PackedLayout, *, cp_rank: int = 0) -> Tensor:
     """One rank's window of the global draft mask: weights [B,S] -> [T / cp_size].
 
-    The roll is done on the whole segment, before the context-parallel cut; row n of the
-    weights fills segment n.
+    Row n of the weights fills segment n.
     """
-    shifted = torch.zeros_like(weights_BS)
-    shifted[:, :-1] = weights_BS[:, 1:]
-    # The last real slot speaks of a token that is not there.
-    B, S = weights_BS.shape
-    n = min(B, layout.num_segments)
-    last = torch.from_numpy(layout.lengths[:n] - 1).clamp(min=0, max=max(S - 1, 0))
-    if S:
-        shifted[torch.arange(n), last] = 0
-    return pack_rows(shifted, layout, cp_rank=cp_rank)
+    pieces = draft_pieces(layout, cp_rank=cp_rank, limit=weights_BS.shape[1])
+    return fill_pieces(weights_BS, pieces, layout.local_total)

@@ -28,19 +28,13 @@ _BYTE_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pack_rows(
-    rows_BSF: Tensor,
-    layout: PackedLayout,
-    *,
-    cp_rank: int = 0,
-    shift: int = 0,
-    row_of_segment: Ints | None = None,
+    rows_BSF: Tensor, layout: PackedLayout, *, cp_rank: int = 0, shift: int = 0
 ) -> Tensor:
     """One rank's slots of a token-aligned tensor: [B, S, ...] -> [T / cp_size, ...].
 
-    Every segment holds the first ``min(length, S)`` tokens of its row, then zeros to its
-    padded length, rolled circularly by ``shift`` (as ``torch.roll``), then cut to the
-    rank's window. Segment n takes row ``row_of_segment[n]`` of the tensor (row n without);
-    segments past the rows are empty. Keeps dtype and device; differentiable.
+    Segment n holds the first ``min(length, S)`` tokens of row n, then zeros to its padded
+    length, rolled circularly by ``shift`` (as ``torch.roll``), then cut to the rank's
+    window; segments past the rows are empty. Keeps dtype and device; differentiable.
 
         rows [[a, b, c], [d, e, -]], lengths 3, 2, padded to 4:   a b c 0 d e 0 0
 
@@ -52,28 +46,29 @@ def pack_rows(
         raise InputError(
             f"cannot pack a tensor of shape {list(rows_BSF.shape)}; expected [B,S,...]"
         )
+    pieces = layout.pieces(cp_rank, shift=shift, limit=rows_BSF.shape[1])
+    return fill_pieces(rows_BSF, pieces, layout.local_total, segments=layout.num_segments)
+
+
+def fill_pieces(
+    rows_BSF: Tensor, pieces: Pieces, slots: int, *, segments: int | None = None
+) -> Tensor:
+    """A tensor [slots, ...], zero but for the pieces, each taken from the row of its segment.
+
+    Raises:
+        InputError: ``segments``, when given, are fewer than the rows.
+    """
     B, S = rows_BSF.shape[:2]
-    pieces = layout.pieces(cp_rank, shift=shift, limit=S)
-    if row_of_segment is None:
-        if layout.num_segments < B:
-            raise InputError(
-                f"the cumulative lengths describe {layout.num_segments} sequences "
-                f"but the batch has {B} rows; pass one more offset than there are rows"
-            )
-        row, real = pieces.segment, pieces.segment < B
-    else:
-        real = pieces.segment < len(row_of_segment)
-        row = row_of_segment[np.where(real, pieces.segment, 0)]
-    if not real.all():
-        pieces = Pieces(
-            dst=pieces.dst[real],
-            segment=pieces.segment[real],
-            position=pieces.position[real],
-            count=pieces.count[real],
+    if segments is not None and segments < B:
+        raise InputError(
+            f"the cumulative lengths describe {segments} sequences "
+            f"but the batch has {B} rows; pass one more offset than there are rows"
         )
-        row = row[real]
-    flat = rows_BSF.reshape(B * S, *rows_BSF.shape[2:])
-    return _fill(flat, pieces.dst, row * S + pieces.position, pieces.count, layout.local_total)
+    dst, src, count = pieces.dst, pieces.segment * S + pieces.position, pieces.count
+    if len(dst) and int(pieces.segment[-1]) >= B:
+        real = pieces.segment < B
+        dst, src, count = dst[real], src[real], count[real]
+    return _fill(rows_BSF.reshape(B * S, *rows_BSF.shape[2:]), dst, src, count, slots)
 
 
 def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
