@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class TorchGroup:
     a small collective, and on CUDA a synchronisation.
     """
 
-    def __init__(self, group: object, *, check: bool = False) -> None:
+    def __init__(self, group: Any, *, check: bool = False) -> None:
         self.group = group
         self.check = check
         self._rank, self._size = group_rank_size(group)
@@ -109,13 +109,15 @@ class TorchGroup:
     def all_to_all(
         self, tensors: Sequence[Tensor], widths: Sequence[int] | None = None
     ) -> list[Tensor]:
-        check_messages(tensors, self.size, self.rank)
+        check_messages(tensors, self.size, self.rank, widths)
         lead, dtype, device = tensors[0].shape[:-1], tensors[0].dtype, tensors[0].device
         leaving = [tensor.shape[-1] for tensor in tensors]
         if self.check:
-            told = self._agree("all_to_all", dtype, lead, leaving, device)
+            told = self._agree("all_to_all", dtype, lead, [*leaving, *(widths or ())], device)
+            for rank, row in enumerate(told):
+                coming = [other[rank] for other in told]
+                check_widths(coming, row[self.size :] if row[-1] >= 0 else None, rank)
             arriving = [row[self.rank] for row in told]
-            check_widths(arriving, widths, self.rank)
         elif widths is None:
             told_widths = self._all_gather(torch.tensor(leaving, device=device))
             arriving = [int(row[self.rank]) for row in told_widths]
@@ -129,9 +131,9 @@ class TorchGroup:
             sent,
             output_split_sizes=[each * width for width in arriving],
             input_split_sizes=[each * width for width in leaving],
-            group=self.group,  # type: ignore[arg-type]
+            group=self.group,
         )
-        pieces = received.split([each * width for width in arriving])
+        pieces = torch.split(received, [each * width for width in arriving])
         return [
             piece.view(dtype).reshape(*lead, width)
             for piece, width in zip(pieces, arriving, strict=True)
@@ -140,7 +142,7 @@ class TorchGroup:
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         sent = _carried(tensor)
         received = [torch.empty_like(sent) for _ in range(self.size)]
-        torch.distributed.all_gather(received, sent, group=self.group)  # type: ignore[arg-type]
+        torch.distributed.all_gather(received, sent, group=self.group)
         return [each.view(tensor.dtype).reshape(tensor.shape) for each in received]
 
     def _agree(
@@ -148,38 +150,32 @@ class TorchGroup:
         name: str,
         dtype: torch.dtype,
         dims: Sequence[int],
-        leaving: Sequence[int],
+        widths: Sequence[int],
         device: torch.device,
     ) -> list[list[int]]:
         """Hold one collective's name, dtype and dimensions equal over the ranks.
 
-        Returns every rank's ``leaving``, which may differ.
+        Returns every rank's ``widths``, which may differ: up to two numbers a rank of the
+        group, filled up with -1.
         """
         if len(dims) > 8:
             raise InputError(f"a tensor of {len(dims)} dimensions cannot be exchanged; at most 8")
         words = [zlib.crc32(name.encode()), zlib.crc32(str(dtype).encode()), len(dims), *dims]
         words += [-1] * (11 - len(words))
-        padded = list(leaving) or [0] * self.size
-        told = self._all_gather(torch.tensor(words + padded, dtype=torch.int64, device=device))
+        told_widths = [*widths, *[-1] * (2 * self.size - len(widths))]
+        told = self._all_gather(torch.tensor(words + told_widths, device=device))
         rows: list[list[int]] = [row.tolist() for row in told]
-        strangers = [rank for rank, row in enumerate(rows) if row[:11] != words]
-        if strangers:
-            other = rows[strangers[0]]
-            raise InputError(
-                f"the ranks disagree in {name}: rank {self.rank} brings {dtype} of "
-                f"{list(dims)}, rank {strangers[0]} "
-                + (
-                    f"dimensions {other[3 : 3 + other[2]]}"
-                    if other[:2] == words[:2]
-                    else "another dtype"
-                    if other[0] == words[0]
-                    else "entered another collective"
+        for rank, row in enumerate(rows):
+            if row[:11] != rows[0][:11]:
+                raise InputError(
+                    f"the ranks disagree: rank 0 enters {_said(rows[0])}, rank {rank} {_said(row)}"
                 )
-            )
         return [row[11:] for row in rows]
 
 
-def check_messages(tensors: Sequence[Tensor], size: int, rank: int) -> None:
+def check_messages(
+    tensors: Sequence[Tensor], size: int, rank: int, widths: Sequence[int] | None = None
+) -> None:
     """Refuse messages that are not one a rank, of one dtype and equal but for the last dimension.
 
     Raises:
@@ -190,6 +186,8 @@ def check_messages(tensors: Sequence[Tensor], size: int, rank: int) -> None:
             f"rank {rank} has {len(tensors)} tensors to send in a group of {size} ranks; "
             "one a rank is needed, its own included"
         )
+    if widths is not None and len(widths) != size:
+        raise InputError(f"rank {rank} expects {len(widths)} messages in a group of {size} ranks")
     first = tensors[0]
     for to, tensor in enumerate(tensors):
         if tensor.dim() == 0:
@@ -205,16 +203,23 @@ def check_widths(arriving: Sequence[int], expected: Sequence[int] | None, rank: 
     """Refuse messages whose last dimensions are not what the receiver was told to expect."""
     if expected is None or list(arriving) == list(expected):
         return
-    wrong = next(
-        (r for r, pair in enumerate(zip(arriving, expected, strict=False)) if pair[0] != pair[1]),
-        None,
-    )
-    if wrong is None:
-        raise InputError(f"rank {rank} expects {len(expected)} messages of {len(arriving)} ranks")
+    wrong = next(r for r, width in enumerate(arriving) if width != expected[r])
     raise InputError(
         f"the ranks disagree in all_to_all: rank {rank} expects {expected[wrong]} columns of "
         f"rank {wrong}, which sends {arriving[wrong]}"
     )
+
+
+_DTYPES = [each for each in vars(torch).values() if isinstance(each, torch.dtype)]
+_NAMES = {
+    zlib.crc32(name.encode()): name for name in ("all_gather", "all_to_all", *map(str, _DTYPES))
+}
+
+
+def _said(row: Sequence[int]) -> str:
+    """What a rank told of the collective that it enters."""
+    name, dtype = (_NAMES.get(word, "another") for word in row[:2])
+    return f"{name} with {dtype} {list(row[3 : 3 + row[2]])}"
 
 
 def _carried(tensor: Tensor) -> Tensor:
