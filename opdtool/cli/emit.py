@@ -2,29 +2,157 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
+from opdtool.core.errors import InputError
 from opdtool.findings import Report
+
+CHECKING = frozenset({"verify-pack", "verify-mask", "verify-d2t", "compare", "simulate", "check"})
+"""Commands that exist to check: with nothing checked they are asked for nothing, and say so."""
+
+_ENDINGS = (".json", ".xml", ".md", ".html", ".svg")
+_collected: ContextVar[list[Report] | None] = ContextVar("collected", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where a report goes: the options ``--format``, ``--report``, ``--exit-zero``, ``-q``."""
+    """Where a report goes: the options ``--format``, ``--report``, ``--exit-zero``, ``-q``.
+
+    Made before the work starts, so that a report that cannot be written fails at once.
+
+    Raises:
+        InputError: a report path with an unknown ending, or in a folder that is not there.
+    """
 
     format: str = "full"
     reports: Sequence[Path] = ()
     exit_zero: bool = False
     quiet: bool = False
 
+    def __post_init__(self) -> None:
+        for path in self.reports:
+            if path.suffix not in _ENDINGS:
+                raise InputError(
+                    f"--report {path} ends in {path.suffix or 'nothing'}; the ending chooses the "
+                    f"format and is one of {' '.join(_ENDINGS)}"
+                )
+            if not path.parent.is_dir():
+                raise InputError(f"--report {path}: there is no folder {path.parent}")
+            if path.is_dir():
+                raise InputError(f"--report {path} is a folder; name a file in it")
+
+
+@contextmanager
+def collected() -> Iterator[list[Report]]:
+    """Reports that are emitted meanwhile, gathered in a list and neither printed nor written."""
+    found: list[Report] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
 
 def emit(report: Report, output: Output) -> None:
-    """Print and write the report, then raise ``typer.Exit`` with its status."""
+    """Write the report's files, print it, then raise ``typer.Exit`` with its status.
+
+    Raises:
+        InputError: a file cannot be written, or nothing was checked.
+    """
+    gathered = _collected.get()
+    if gathered is not None:
+        gathered.append(report)
+    else:
+        # Files first: they are whole even when nobody reads standard output to its end.
+        for path in output.reports:
+            _write_file(report, path)
+        if output.format == "github":
+            _write_step_summary(report)
+        _print(report, output)
+    if report.nothing_checked and (report.findings or report.command in CHECKING):
+        raise InputError(f"{report.command}: nothing was checked{_why_nothing(report)}")
+    raise typer.Exit(0 if report.passed or output.exit_zero else 1)
+
+
+def _why_nothing(report: Report) -> str:
+    reasons = list(dict.fromkeys(finding.message for finding in report.findings))
+    more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+    return f": {reasons[0]}{more}" if reasons else ""
+
+
+def _print(report: Report, output: Output) -> None:
     from opdtool.report import render
 
-    sys.stdout.write(render(report, output.format))
-    raise typer.Exit(0 if report.passed or output.exit_zero else 1)
+    name = output.format
+    if output.quiet:
+        if report.passed:
+            return
+        name = "concise" if name == "full" else name
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    say(render(report, name, width=width, color=terminal and not plain))
+
+
+def say(text: str) -> None:
+    """Text on stdout; what its encoding lacks is escaped, never an error."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _write_file(report: Report, path: Path) -> None:
+    from opdtool.report import ENDINGS, render
+
+    write_text(path, render(report, ENDINGS[path.suffix]), "--report")
+
+
+def write_text(path: Path, text: str, what: str) -> None:
+    """The text under its final name in one step, with the permissions the umask gives.
+
+    Raises:
+        InputError: it cannot be written; ``what`` names the option or the file's purpose.
+    """
+    try:
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(beside, 0o666 & ~_umask())
+            os.replace(beside, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(beside)
+            raise
+    except OSError as error:
+        raise InputError(f"{what} {path} cannot be written: {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write_step_summary(report: Report) -> None:
+    """Add the report as Markdown to the summary page of a GitHub Actions step, where one is."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    from opdtool.report import render
+
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(render(report, "markdown") + "\n")
+    except OSError as error:
+        print(f"warning: GITHUB_STEP_SUMMARY {path}: {error.strerror or error}", file=sys.stderr)

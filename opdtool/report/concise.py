@@ -11,6 +11,7 @@ from opdtool.report.text import (
     one_line,
     outcome,
     place_text,
+    sentence,
     verdict,
     wrong_of,
 )
@@ -23,7 +24,7 @@ def concise(report: Report, *, color: bool = False) -> str:
         step = f"{one_line(entry.step)}: " if entry.step else ""
         head = f"diagnosis {step}{fault_names(entry)} ({match_text(entry)})"
         rows.append(
-            Line().add(head, "bold").add(f": {one_line(entry.message)} Fix: {one_line(entry.fix)}")
+            Line().add(head, "bold").add(f": {sentence(entry.message)} Fix: {one_line(entry.fix)}")
         )
     rows.append(Line().add(verdict(report), STYLES[outcome(report)]))
     return paint(rows, color=color)

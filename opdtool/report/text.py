@@ -33,6 +33,12 @@ def one_line(text: str) -> str:
     return clean(" ".join(text.split("\n")) if "\n" in text else text)
 
 
+def sentence(text: str) -> str:
+    """The text on one line, with a full stop where it has no end of its own."""
+    line = one_line(text).rstrip()
+    return line if not line or line[-1] in ".!?:;" else line + "."
+
+
 def lines(text: str) -> list[str]:
     """The text's lines, each safe to print."""
     return clean(text, keep="\n").split("\n")
