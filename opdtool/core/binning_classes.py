@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from opdtool.core.layout import Ints
 
-Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Index = npt.NDArray[np.signedinteger]
 Run = tuple[int, int, int]
 """(first bin, number of bins, room left in each)."""
 
@@ -32,7 +32,7 @@ CHUNK_ROWS = 1 << 20
 """Rows that are expanded at a time: temporaries stay below some 50 MiB at any batch size."""
 
 
-def index_dtype(rows: int) -> type[np.int32] | type[np.int64]:
+def index_dtype(rows: int) -> type[np.signedinteger]:
     """The smallest integer type that numbers this many rows (or bins)."""
     return np.int32 if rows < 2**31 else np.int64
 
@@ -198,9 +198,7 @@ def fit_decreasing(
                 # The last bin of the class has room for more of it than there is.
                 steps.place(length_class, first + full, 1, left)
                 rest = room - left * length
-                heappush(
-                    fitting, (rest, first + full, 1) if best else (first + full, rest, 1)
-                )
+                heappush(fitting, (rest, first + full, 1) if best else (first + full, rest, 1))
                 full, left = full + 1, 0
             first, bins = first + full, bins - full
             if bins:

@@ -25,7 +25,8 @@ def spread(
     """
     # Givers untouched so far are read off one sorted list; those touched are in a heap.
     sizes = np.bincount(bin_of, minlength=len(loads))
-    untouched = [b for b in np.argsort(-loads, kind="stable") if sizes[b] > 1]
+    untouched = np.argsort(-loads, kind="stable")
+    untouched = untouched[sizes[untouched] > 1]
     touched: list[tuple[int, int]] = []
     rows_of: dict[int, list[tuple[int, int]]] = {}
     takers = [(0, b) for b in range(len(loads), target)]
@@ -40,9 +41,7 @@ def spread(
             following += 1
             full = int(loads[giver])
             rows = rows_in(giver)
-            rows_of[giver] = sorted(
-                zip(lengths[rows].tolist(), (-rows).tolist(), strict=True)
-            )
+            rows_of[giver] = sorted(zip(lengths[rows].tolist(), (-rows).tolist(), strict=True))
         elif touched:
             negative, giver = heappop(touched)
             full = -negative
