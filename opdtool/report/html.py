@@ -29,6 +29,7 @@ border-left:6px solid var(--state);border-radius:6px;background:var(--soft);font
 .wide{overflow-x:auto}table{border-collapse:collapse}
 th,td{padding:5px 12px 5px 0;text-align:left;vertical-align:top;border-bottom:1px solid
 var(--line)}th{color:var(--dim);font-weight:500}td.id{white-space:nowrap}
+td.tensor{min-width:16em;overflow-wrap:anywhere}td.message{min-width:24em;white-space:pre-line}
 th.n,td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .card{margin:8px 0;padding:12px 16px;border:1px solid var(--line);border-radius:6px}
 .card p{margin:6px 0 0;white-space:pre-line}.chips span{display:inline-block;margin:0 8px 4px 0;
@@ -53,7 +54,7 @@ def html(report: Report) -> str:
 
 def _body(report: Report) -> Iterator[str]:
     if report.inputs:
-        names = " ".join(f"<code>{_text(path)}</code>" for path in report.inputs)
+        names = ", ".join(f"<code>{_text(path)}</code>" for path in report.inputs)
         yield f'<div class="dim">{names}</div>'
     yield f'<div id="verdict" class="verdict {t.outcome(report)}">{_text(t.verdict(report))}</div>'
     if report.geometry:
@@ -98,9 +99,9 @@ def _checks(findings: Sequence[Finding]) -> str:
             f'<td class="state {f.status}">{MARKS[f.status]} {f.status}</td>',
             f'<td class="id"><code>{_text(f.code)}</code></td>',
             f'<td class="id">{_text(f.name)}</td>',
-            f'<td class="id"><code>{_text(f.tensor or "")}</code></td>',
+            f'<td class="tensor"><code>{_text(f.tensor or "")}</code></td>',
             f'<td class="n">{t.wrong_of(f)}</td>',
-            f"<td>{_block(f.message)}</td>",
+            f'<td class="message">{_block(f.message)}</td>',
         ]
         rows.append("".join(cells))
     head = "".join(f"<th{' class=n' if name == 'wrong' else ''}>{name}</th>" for name in names)
