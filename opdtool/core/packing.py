@@ -237,8 +237,9 @@ def gather_cp(shards: Sequence[Tensor], layout: PackedLayout) -> Tensor:
     return out
 
 
-def pack_positions(layout: PackedLayout, *, cp_rank: int = 0) -> Tensor:
-    """Position ids of one rank's slots, int64 [T / cp_size]: from 0 in each segment, running
-    on through its padding."""
-    slots = layout.global_slots(cp_rank)
-    return layout.positions_of(slots)[1]
+def pack_positions(
+    layout: PackedLayout, *, cp_rank: int = 0, start: int = 0, stop: int | None = None
+) -> Tensor:
+    """Position ids of one rank's local slots [start, stop), int64 [stop - start]: from 0 in
+    each segment, running on through its padding."""
+    return layout.positions_of(layout.global_slots(cp_rank, start, stop))[1]

@@ -1,0 +1,277 @@
+"""``opdtool pack``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from opdtool.cli.geometry import GeometryOptions, pack_geometry
+from opdtool.cli.options import (
+    Algorithm,
+    CpOption,
+    DeviceOption,
+    ExitZeroOption,
+    ForceOption,
+    Format,
+    FormatOption,
+    Fp8Option,
+    MaxMemoryOption,
+    PadMultipleOption,
+    PadPackedMultipleOption,
+    PadPackedToOption,
+    QuietOption,
+    RenameOption,
+    ReportOption,
+    RowAlignedOption,
+    SequenceParallelOption,
+    TailOption,
+    TpOption,
+    parse_renames,
+    parse_size,
+)
+from opdtool.findings import Bars, Report, Scalar, Table
+
+if TYPE_CHECKING:
+    from opdtool.core.layout import PackGeometry
+    from opdtool.core.plan import BinOptions, PackPlan, Utilisation
+    from opdtool.io.packs import PackContents
+
+MOST_BARS = 64
+"""More microbatches than this are drawn as a histogram."""
+
+
+def command(
+    batch: Annotated[
+        list[Path], typer.Argument(metavar="BATCH...", help="The padded batch; one or more files.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to write.")],
+    cp: CpOption = None,
+    tp: TpOption = None,
+    sequence_parallel: SequenceParallelOption = None,
+    pad_multiple: PadMultipleOption = None,
+    fp8: Fp8Option = None,
+    pad_packed_multiple: PadPackedMultipleOption = None,
+    pad_packed_to: PadPackedToOption = None,
+    tail: TailOption = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", min=1, help="Split into microbatches of at most this many slots."
+        ),
+    ] = None,
+    algorithm: Annotated[
+        Algorithm, typer.Option("--algorithm", help="How rows are put into microbatches.")
+    ] = Algorithm.BFD,
+    min_bins: Annotated[
+        int, typer.Option("--min-bins", min=1, help="At least this many microbatches.")
+    ] = 1,
+    bins_multiple_of: Annotated[
+        int, typer.Option("--bins-multiple-of", min=1, help="A multiple of this many microbatches.")
+    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the ffs shuffle.")] = 0,
+    drop_empty: Annotated[
+        bool, typer.Option("--drop-empty", help="Leave rows of length 0 out.")
+    ] = False,
+    rename: RenameOption = [],  # noqa: B006
+    row_aligned: RowAlignedOption = [],  # noqa: B006
+    force: ForceOption = False,
+    device: DeviceOption = "auto",
+    max_memory: MaxMemoryOption = "1GiB",
+    format: FormatOption = Format.FULL,
+    report: ReportOption = [],  # noqa: B006
+    exit_zero: ExitZeroOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Pack padded batches into [1, T/CP] with cumulative lengths and CP windows."""
+    from opdtool.cli.emit import Output, emit
+
+    options = GeometryOptions(
+        cp=cp,
+        tp=tp,
+        sequence_parallel=sequence_parallel,
+        pad_multiple=pad_multiple,
+        fp8=fp8 and fp8.value,
+        pad_packed_multiple=pad_packed_multiple,
+        pad_packed_to=pad_packed_to,
+        tail=tail and tail.value,
+    )
+    from opdtool.cli.device import resolve_device
+    from opdtool.core.plan import BinOptions
+
+    resolve_device(device)  # packing moves bytes from file to file: no device is faster at it
+    bins = BinOptions(
+        max_tokens=max_tokens,
+        algorithm=algorithm.value,
+        min_bins=min_bins,
+        bins_multiple_of=bins_multiple_of,
+        seed=seed,
+    )
+    job = PackJob(
+        batch=tuple(batch),
+        output=output,
+        geometry=options.resolve(),
+        bins=bins,
+        drop_empty=drop_empty,
+        rename=parse_renames(rename),
+        row_aligned=tuple(row_aligned),
+        force=force,
+        max_memory=parse_size(max_memory),
+    )
+    emit(
+        run(job),
+        Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackJob:
+    """All that ``opdtool pack`` was asked to do."""
+
+    batch: Sequence[Path]
+    output: Path
+    geometry: Mapping[str, Scalar]
+    bins: BinOptions
+    drop_empty: bool = False
+    rename: Mapping[str, str] = field(default_factory=dict)
+    row_aligned: Sequence[str] = ()
+    force: bool = False
+    max_memory: int = 1 << 30
+
+
+def run(job: PackJob) -> Report:
+    """Pack the batch into the output directory; returns the report."""
+    from opdtool.core.plan import plan_packs, utilisation
+    from opdtool.io.batch import open_batch
+    from opdtool.io.manifest import InputHasher, make_manifest
+    from opdtool.io.packs import PackContents, PackWriter
+    from opdtool.io.writer import OutputDir, check_output
+
+    check_output(job.output, force=job.force, directory=True)
+    geometry = pack_geometry(job.geometry)
+    with open_batch(job.batch, rename=job.rename, row_aligned=job.row_aligned) as batch:
+        contents = PackContents.of(batch)
+        plan = plan_packs(batch.lengths, geometry, job.bins, drop_empty=job.drop_empty)
+        hasher = InputHasher(job.batch)
+        writer = PackWriter(batch=batch, plan=plan, contents=contents, max_memory=job.max_memory)
+        with OutputDir(job.output, force=job.force) as out:
+            for microbatch in range(plan.microbatches):
+                writer.write(out, microbatch, range(geometry.cp_size))
+            manifest = make_manifest(
+                "pack",
+                geometry=_recorded_geometry(job, geometry),
+                files=out.files,
+                inputs=hasher.result(),
+                batch={"rows": batch.rows, "width": batch.width},
+                algorithm=job.bins.algorithm,
+                extra=_extra(contents, plan),
+            )
+            out.finish(manifest.to_json())
+        return pack_report(plan, utilisation(plan), contents, job)
+
+
+def _recorded_geometry(job: PackJob, geometry: PackGeometry) -> dict[str, Scalar]:
+    return {
+        **job.geometry,
+        "sequence_multiple": geometry.sequence_multiple,
+        "total_multiple": geometry.total_multiple,
+        "max_tokens": job.bins.max_tokens,
+    }
+
+
+def _extra(contents: PackContents, plan: PackPlan) -> dict[str, object]:
+    return {
+        "token_aligned": list(contents.token_aligned),
+        "row_aligned": list(contents.row_aligned),
+        "dropped_rows": plan.dropped.tolist(),
+        "microbatches": plan.microbatches,
+        "min_bins": plan.bins.min_bins,
+        "bins_multiple_of": plan.bins.bins_multiple_of,
+        "seed": plan.bins.seed,
+    }
+
+
+def pack_report(
+    plan: PackPlan, figures: Utilisation, contents: PackContents, job: PackJob
+) -> Report:
+    """What ``opdtool pack`` says: how full the packs are, and what was left out."""
+    tail = "absorbed tail" if plan.geometry.tail == "absorb" else "tail segments"
+    rows = (
+        ("sequences", f"{len(plan.order):,}"),
+        ("real tokens", f"{figures.real_tokens:,}"),
+        ("alignment padding", f"{figures.alignment_padding:,}"),
+        (tail, f"{figures.tail_padding:,}"),
+        ("packed slots", f"{figures.slots:,}"),
+        ("utilisation", f"{figures.utilisation:.1%}"),
+        ("microbatches", f"{figures.microbatches:,}"),
+        ("lower bound", f"{figures.lower_bound:,}"),
+        ("balance (fullest / mean)", f"{figures.balance:.3f}"),
+    )
+    notes = [f"wrote {len(plan.offsets) - 1} x {plan.geometry.cp_size} files to {job.output}"]
+    if len(plan.dropped):
+        notes.append(f"left out {len(plan.dropped)} rows of length 0")
+    if contents.left_out:
+        notes.append(
+            f"the batch's own {', '.join(contents.left_out)} not carried: packing computes them"
+        )
+    if not contents.has_mask:
+        notes.append("the batch has no token_mask: no draft_token_mask was made")
+    return Report(
+        command="pack",
+        geometry={
+            "tp": plan.geometry.tp_size,
+            "cp": plan.geometry.cp_size,
+            "sequences": len(plan.order),
+            "packed_tokens": figures.slots,
+            "sequence_multiple": plan.geometry.sequence_multiple,
+            "total_multiple": plan.geometry.total_multiple,
+            "algorithm": plan.bins.algorithm if plan.bins.max_tokens else None,
+        },
+        stats={
+            "real_tokens": figures.real_tokens,
+            "alignment_padding": figures.alignment_padding,
+            "tail_padding": figures.tail_padding,
+            "packed_slots": figures.slots,
+            "utilisation": figures.utilisation,
+            "microbatches": figures.microbatches,
+            "lower_bound": figures.lower_bound,
+            "balance": figures.balance,
+            "bins": [
+                {"real_tokens": load, "slots": total}
+                for load, total in zip(figures.loads, figures.totals, strict=True)
+            ],
+        },
+        sections=(
+            Table(
+                title="pack", columns=("figure", "value"), rows=rows, numeric=frozenset({"value"})
+            ),
+            utilisation_bars(figures),
+        ),
+        notes=tuple(notes),
+        inputs=tuple(str(path) for path in job.batch),
+    )
+
+
+def utilisation_bars(figures: Utilisation) -> Bars:
+    """Utilisation of every microbatch; of more than :data:`MOST_BARS`, how many have which."""
+    shares = [100 * load / total for load, total in zip(figures.loads, figures.totals, strict=True)]
+    if len(shares) <= MOST_BARS:
+        return Bars(
+            title="utilisation of each microbatch",
+            labels=tuple(f"{m:05d}" for m in range(len(shares))),
+            values=tuple(shares),
+            limit=100.0,
+            unit="%",
+        )
+    counts = [0] * 20
+    for share in shares:
+        counts[min(int(share // 5), 19)] += 1
+    return Bars(
+        title=f"how many of the {len(shares):,} microbatches have which utilisation",
+        labels=tuple(f"{5 * k}-{5 * k + 5} %" for k in range(20)),
+        values=tuple(float(count) for count in counts),
+        limit=float(max(counts)),
+    )

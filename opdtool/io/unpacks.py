@@ -1,0 +1,160 @@
+"""Reading packs back: a directory of packs into the padded batch it came from.
+
+Legend: B batch rows, S row width, T packed slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from opdtool.core.errors import InputError
+from opdtool.core.layout import Ints, PackedLayout
+from opdtool.core.packing import gather_cp, unpack_rows
+from opdtool.io.manifest import Manifest, read_manifest, verify_files
+from opdtool.io.packs import pack_name
+from opdtool.io.tensors import TensorSource, open_tensors
+from opdtool.io.writer import TensorFileWriter, TensorSpec, WrittenFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackDirectory:
+    """A directory that ``opdtool pack`` wrote, its files checked against the manifest."""
+
+    path: Path
+    manifest: Manifest
+    rows: int
+    width: int
+    cp_size: int
+    microbatches: int
+    token_aligned: tuple[str, ...]
+    row_aligned: tuple[str, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> PackDirectory:
+        """Read the manifest and check every file's size and sha256 against it.
+
+        Raises:
+            InputError: no pack, or a file that is not the one the manifest speaks of.
+        """
+        manifest = read_manifest(path)
+        batch, extra = manifest.batch, manifest.extra
+        if manifest.kind != "pack" or batch is None:
+            raise InputError(f"{path}: its manifest is of a {manifest.kind}; expected a pack")
+        problems = verify_files(path, manifest)
+        if problems:
+            raise InputError(f"{path / problems[0].file}: {problems[0].message}; pack again")
+        cp_size, microbatches = manifest.geometry.get("cp"), extra.get("microbatches")
+        names = [extra.get("token_aligned"), extra.get("row_aligned")]
+        if (
+            not isinstance(cp_size, int)
+            or not isinstance(microbatches, int)
+            or not all(
+                isinstance(each, list) and all(isinstance(name, str) for name in each)
+                for each in names
+            )
+        ):
+            raise InputError(
+                f"{path}/manifest.json: cp, microbatches, token_aligned or row_aligned is missing "
+                "or malformed; pack again"
+            )
+        return cls(
+            path=path,
+            manifest=manifest,
+            rows=int(batch["rows"]),
+            width=int(batch["width"]),
+            cp_size=cp_size,
+            microbatches=microbatches,
+            token_aligned=tuple(extra["token_aligned"]),
+            row_aligned=tuple(extra["row_aligned"]),
+        )
+
+    def shards(self, microbatch: int) -> list[Path]:
+        """The files of one microbatch, in rank order."""
+        return [
+            self.path / pack_name(microbatch, rank, self.cp_size) for rank in range(self.cp_size)
+        ]
+
+
+def unpack(packs: PackDirectory, output: Path, *, force: bool, max_memory: int) -> WrittenFile:
+    """Write the padded batch that the packs hold; rows in their first order, padding zero.
+
+    Raises:
+        InputError: a pack that contradicts its manifest, or an output that cannot be written.
+    """
+    with open_tensors(packs.shards(0)[:1]) as first:
+        specs = [
+            TensorSpec(
+                name, first.info(name).dtype, (packs.rows, packs.width, *first.info(name).shape[2:])
+            )
+            for name in packs.token_aligned
+        ] + [
+            TensorSpec(name, first.info(name).dtype, (packs.rows, *first.info(name).shape[1:]))
+            for name in packs.row_aligned
+        ]
+    with TensorFileWriter(output, specs, force=force) as out:
+        for microbatch in range(packs.microbatches):
+            with ExitStack() as stack:
+                shards = [
+                    stack.enter_context(open_tensors([path])) for path in packs.shards(microbatch)
+                ]
+                _unpack_microbatch(packs, shards, out, max_memory)
+        return out.finish()
+
+
+def _unpack_microbatch(
+    packs: PackDirectory, shards: list[TensorSource], out: TensorFileWriter, max_memory: int
+) -> None:
+    first = shards[0]
+    layout = PackedLayout.from_cu_seqlens(
+        first.read("cu_seqlens"),
+        first.read("cu_seqlens_padded"),
+        cp_size=packs.cp_size,
+        sequence_index=first.read("sequence_index"),
+    )
+    for name in packs.row_aligned:
+        values = first.read(name)
+        for start, stop in _runs(layout.sequence_index, 0, layout.num_rows):
+            out.write(name, values[start:stop], int(layout.sequence_index[start]))
+    for name in packs.token_aligned:
+        tail = first.info(name).shape[2:]
+        slot_bytes = first.info(name).itemsize * int(np.prod(tail))
+        for start, stop in _blocks(
+            layout, packs.width, max(1, max_memory // (4 * max(slot_bytes, 8)))
+        ):
+            part, base = layout.part(start, stop), layout.local_start(start)
+            local = slice(base, base + part.local_total)
+            pieces = [shard.read(name, slice(0, 1), local)[0] for shard in shards]
+            whole = gather_cp(pieces, part)
+            row = int(part.sequence_index[0])
+            local_rows = PackedLayout(
+                cu_seqlens=part.cu_seqlens,
+                cu_seqlens_padded=part.cu_seqlens_padded,
+                cp_size=part.cp_size,
+                sequence_index=part.sequence_index - row,
+            )
+            block = unpack_rows(whole, local_rows, rows=stop - start, width=packs.width)
+            out.write(name, block, row)
+
+
+def _runs(index: Ints, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Ranges of segments in [start, stop) whose rows are neighbours in the batch."""
+    breaks = np.flatnonzero(np.diff(index[start:stop]) != 1) + 1 + start
+    edges = [start, *breaks.tolist(), stop]
+    return ((a, b) for a, b in pairwise(edges) if b > a)
+
+
+def _blocks(layout: PackedLayout, width: int, slots: int) -> Iterator[tuple[int, int]]:
+    """Ranges of segments, their rows neighbours in the batch, that fit into ``slots`` slots."""
+    per_row = np.maximum(layout.padded_lengths[: layout.num_rows], width)
+    for start, stop in _runs(layout.sequence_index, 0, layout.num_rows):
+        while start < stop:
+            room = np.searchsorted(np.cumsum(per_row[start:stop]), slots, side="right")
+            end = start + max(1, int(room))
+            yield start, min(end, stop)
+            start = end
