@@ -1,0 +1,266 @@
+"""Outputs that are complete or absent: built beside their name, locked, renamed in.
+
+For an output NAME three hidden siblings may exist while a run works:
+
+    .NAME.lock              held by flock for as long as one run writes NAME
+    .NAME.tmp-PID-RANDOM    what is being built
+    .NAME.old-PID-RANDOM    what was there before, under --force, until the new one is in
+
+Whoever holds the lock owns the siblings: those that lie there when it is taken are of a
+run that was killed, and are removed (or, where the old one is all there is, put back).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from opdtool.core.errors import InputError
+from opdtool.io.pread import describe
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system says of a failed write into a sentence about ``path``."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as error:
+        hints = {
+            errno.ENOSPC: "the disk is full; free some space or write elsewhere",
+            errno.EDQUOT: "the disk quota is used up; free some space or write elsewhere",
+            errno.EFBIG: "the file would be larger than the system allows",
+            errno.EROFS: "the file system is read-only; write elsewhere",
+            errno.EACCES: "permission denied; write elsewhere",
+            errno.EPERM: "permission denied; write elsewhere",
+            errno.ENAMETOOLONG: "the name is too long",
+            errno.ENOTDIR: "a part of the path is a file, not a directory",
+        }
+        reason = hints.get(error.errno or 0, describe(error))
+        raise InputError(f"{path}: cannot be written: {reason}") from None
+    except ValueError as error:  # an embedded NUL
+        if isinstance(error, InputError) or "null" not in str(error):
+            raise
+        raise InputError(f"{str(path)!r}: not a path") from None
+
+
+def check_output(path: Path, *, force: bool, directory: bool = False) -> None:
+    """Refuse an output that is in the way, before any work is done.
+
+    An empty directory is no obstacle to a directory output. A symbolic link is replaced
+    under ``force``, never followed.
+
+    Raises:
+        InputError: it exists and ``force`` is not given; or it is of the other kind.
+    """
+    with writing(path):
+        try:
+            state = os.lstat(path)
+        except FileNotFoundError:
+            return
+    if stat.S_ISDIR(state.st_mode):
+        if not directory:
+            raise InputError(f"{path}: is a directory; name a file in it, such as {path}/out")
+        with writing(path):
+            if os.path.ismount(path):
+                raise InputError(f"{path}: is a mount point; name a directory inside it")
+            if not os.listdir(path):
+                return
+    elif not stat.S_ISLNK(state.st_mode):
+        if directory:
+            raise InputError(f"{path}: is a file; a directory is to be written there")
+        if not stat.S_ISREG(state.st_mode):
+            raise InputError(f"{path}: is not a regular file; name another output")
+    if not force:
+        raise InputError(f"{path}: exists; pass --force to replace it, or name another output")
+
+
+class Target:
+    """The right to write one output, and the names to build it under.
+
+    Holds the lock from construction to :meth:`release`. Parent directories are made.
+
+    Raises:
+        InputError: the output exists (without ``force``), another run is writing it, or its
+            directory cannot be written.
+    """
+
+    def __init__(self, path: Path | str, *, force: bool, directory: bool) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.shown = Path(path)
+        self.force = force
+        self.directory = directory
+        check_output(self.shown, force=force, directory=directory)
+        if not self.path.name:
+            raise InputError(f"{path}: not a name to write to")
+        token = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.temporary = self._sibling(f"tmp-{token}")
+        self._aside = self._sibling(f"old-{token}")
+        self._lock_path = self._sibling("lock")
+        self._lock = -1
+        with writing(self.shown):
+            os.makedirs(self.path.parent, exist_ok=True)
+            self._take_lock()
+        try:
+            with writing(self.shown):
+                if self._lock >= 0:
+                    self._sweep()
+            check_output(self.shown, force=force, directory=directory)
+        except BaseException:
+            self.release()
+            raise
+
+    def _sibling(self, suffix: str) -> Path:
+        return self.path.with_name(f".{self.path.name}.{suffix}")
+
+    def _take_lock(self) -> None:
+        while True:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            lock = os.open(self._lock_path, flags, 0o666)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(lock)
+                if error.errno in _NO_LOCKS:
+                    # A file system without locks: the final rename still lets one run win.
+                    self._lock_path.unlink(missing_ok=True)
+                    return
+                if error.errno == errno.EWOULDBLOCK:
+                    raise InputError(
+                        f"{self.shown}: another run is writing it now; wait for that one to end, "
+                        "or name another output"
+                    ) from None
+                raise
+            # The one before may have removed the file between our open and our lock.
+            with contextlib.suppress(FileNotFoundError):
+                if _same(lock, self._lock_path):
+                    self._lock = lock
+                    return
+            os.close(lock)
+
+    def _sweep(self) -> None:
+        """Remove what killed runs left; put back an old output that nothing replaced."""
+        prefix = f".{self.path.name}."
+        for name in os.listdir(self.path.parent):
+            if not name.startswith((prefix + "tmp-", prefix + "old-")):
+                continue
+            left = self.path.with_name(name)
+            if name.startswith(prefix + "old-") and not os.path.lexists(self.path):
+                os.rename(left, self.path)
+            else:
+                remove(left)
+
+    def move_in(self) -> None:
+        """Give what was built at ``temporary`` its final name, in one step.
+
+        Under ``force`` the old one is moved aside first and deleted last.
+        """
+        with writing(self.shown):
+            if self.directory:
+                self._move_directory_in()
+            elif self.force:
+                os.replace(self.temporary, self.path)
+            else:
+                self._link_in()
+            sync_directory(self.path.parent)
+
+    def _move_directory_in(self) -> None:
+        aside = self.force and os.path.lexists(self.path)
+        if aside:
+            check_output(self.shown, force=True, directory=True)
+            os.rename(self.path, self._aside)
+        try:
+            os.rename(self.temporary, self.path)
+        except OSError as error:
+            if aside:
+                os.rename(self._aside, self.path)
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise self._appeared() from None
+            raise
+        if aside:
+            remove(self._aside)
+
+    def _link_in(self) -> None:
+        """Rename without replacing: a link fails where the name is taken."""
+        try:
+            os.link(self.temporary, self.path, follow_symlinks=False)
+        except FileExistsError:
+            raise self._appeared() from None
+        except OSError:
+            if os.path.lexists(self.path):
+                raise self._appeared() from None
+            os.rename(self.temporary, self.path)  # a file system without hard links
+            return
+        os.unlink(self.temporary)
+
+    def _appeared(self) -> InputError:
+        return InputError(
+            f"{self.shown}: appeared while this run was at work and is kept; "
+            "pass --force to replace it, or name another output"
+        )
+
+    def release(self) -> None:
+        """Remove what was not moved in, and let the next run have the name."""
+        with contextlib.suppress(OSError):
+            remove(self.temporary)
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._lock_path)
+            os.close(lock)
+
+
+def _same(handle: int, path: Path) -> bool:
+    return os.path.samestat(os.fstat(handle), os.lstat(path))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a directory tree, if it is there. Links are not followed."""
+    try:
+        state = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(state.st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_text_atomic(path: Path | str, text: str, *, force: bool) -> None:
+    """Write a text file (UTF-8) that is complete or absent, with the user's umask.
+
+    Raises:
+        InputError: it exists and ``force`` is not given, or it cannot be written.
+    """
+    target = Target(path, force=force, directory=False)
+    try:
+        with writing(target.shown):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            handle = os.open(target.temporary, flags, 0o666)
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+        target.move_in()
+    finally:
+        target.release()
