@@ -1,0 +1,237 @@
+"""Divergences of two distributions over a vocabulary that is never whole in memory.
+
+Logits come in tiles [P, v]: some positions, a slice of the vocabulary. For every position a few
+float32 sums are kept, relative to the running maximum, so that the result is that of the whole
+vocabulary: exact over slices and over the shards of tensor-parallel ranks (contract 5.4).
+
+Legend: P positions, v columns of one slice; p teacher's and q student's distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opdtool.core.errors import InputError
+from opdtool.core.group import Group, group_rank_size
+
+VOCAB_SLICE = 8192
+"""Columns taken at a time where nothing else decides."""
+
+
+class SoftmaxSums:
+    """Running sums of one softmax for each of P positions, and of functions weighted by it.
+
+    Per position: ``peak`` the greatest logit so far, ``mass`` the sum of exp(logit - peak),
+    ``drop`` the sum of exp(logit - peak) * (logit - peak), ``lead`` that of
+    exp(logit - peak) * (logit - other) for another distribution's logits. All float32 [P].
+    """
+
+    __slots__ = ("drop", "lead", "mass", "peak")
+
+    def __init__(self, positions: int, device: torch.device | str = "cpu") -> None:
+        self.peak = torch.full((positions,), -torch.inf, device=device)
+        self.mass = torch.zeros(positions, device=device)
+        self.drop = torch.zeros(positions, device=device)
+        self.lead = torch.zeros(positions, device=device)
+
+    def add(
+        self,
+        at: slice,
+        logits: Tensor,
+        *,
+        ahead: Tensor | None = None,
+        entropy: bool = False,
+        peak: Tensor | None = None,
+    ) -> None:
+        """Take in a tile of ``logits`` [P', v], float32, for the positions ``at``.
+
+        ``ahead`` [P', v] is logits less the other distribution's; ``entropy`` asks for
+        ``drop``; ``peak`` [P'] may give the tile's own row maxima, where they are known.
+        """
+        old = self.peak[at]
+        new = torch.maximum(old, logits.amax(dim=-1) if peak is None else peak)
+        self._lower(at, new)
+        # Where every logit so far is -inf there is nothing to weigh: exp(-inf - 0) is 0.
+        shifted = logits - torch.where(new == -torch.inf, 0.0, new)[:, None]
+        weights = shifted.exp()
+        self.mass[at] += weights.sum(dim=-1)
+        if entropy:
+            self.drop[at] += _weighted(weights, shifted)
+        if ahead is not None:
+            self.lead[at] += _weighted(weights, ahead)
+
+    def merge(self, other: SoftmaxSums) -> None:
+        """Take in the sums of another part of the vocabulary for the same positions."""
+        every = slice(None)
+        new = torch.maximum(self.peak, other.peak)
+        self._lower(every, new)
+        other = other.copy()
+        other._lower(every, new)
+        self.mass += other.mass
+        self.drop += other.drop
+        self.lead += other.lead
+
+    def copy(self) -> SoftmaxSums:
+        """Sums that change on their own."""
+        twin = SoftmaxSums(0)
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name).clone())
+        return twin
+
+    def tensor(self) -> Tensor:
+        """The sums as one float32 [4, P], to send to another rank."""
+        return torch.stack([self.peak, self.mass, self.drop, self.lead])
+
+    @classmethod
+    def of_tensor(cls, sums: Tensor) -> SoftmaxSums:
+        """The sums that :meth:`tensor` packed."""
+        made = cls(0)
+        made.peak, made.mass, made.drop, made.lead = (row.clone() for row in sums)
+        return made
+
+    @property
+    def log_sum_exp(self) -> Tensor:
+        """log of the sum of exp(logit), float32 [P]; -inf where there is no finite logit."""
+        return torch.where(self.mass > 0, self.peak + self.mass.log(), self.peak)
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy in nats, float32 [P]."""
+        return (self.mass.log() - self.drop / self.mass).clamp_min(0.0)
+
+    def divergence(self, other: SoftmaxSums) -> Tensor:
+        """KL(this || other) in nats, float32 [P]; ``lead`` was taken against ``other``.
+
+        A distribution that the other gives no weight to some of has infinite divergence.
+        """
+        kl = self.lead / self.mass - self.log_sum_exp + other.log_sum_exp
+        return kl.clamp_min(0.0)
+
+    def _lower(self, at: slice, new: Tensor) -> None:
+        """Restate the sums relative to a higher peak ``new``."""
+        old, mass = self.peak[at], self.mass[at]
+        some = mass > 0
+        fall = torch.where(some, old - new, 0.0)
+        scale = fall.exp()
+        self.drop[at] = (self.drop[at] + mass * fall) * scale
+        # 0 * inf would be NaN where an infinite lead is scaled away; it stays infinite.
+        lead = self.lead[at]
+        self.lead[at] = torch.where(lead.isinf(), lead, lead * scale)
+        self.mass[at] = mass * scale
+        self.peak[at] = new
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergences:
+    """What two distributions differ by, for each position, in nats (float32 [P])."""
+
+    forward: Tensor
+    """KL(teacher || student)."""
+    reverse: Tensor
+    """KL(student || teacher)."""
+    teacher_entropy: Tensor
+    student_entropy: Tensor
+
+
+class DivergenceSums:
+    """Running sums of teacher and student for P positions."""
+
+    __slots__ = ("student", "teacher")
+
+    def __init__(self, positions: int, device: torch.device | str = "cpu") -> None:
+        self.teacher = SoftmaxSums(positions, device)
+        self.student = SoftmaxSums(positions, device)
+
+    def add(self, at: slice, teacher: Tensor, student: Tensor) -> None:
+        """Take in tiles [P', v] of both, any floating dtype, for the positions ``at``."""
+        t, s = teacher.float(), student.float()
+        ahead = t - s
+        self.teacher.add(at, t, ahead=ahead, entropy=True)
+        self.student.add(at, s, ahead=-ahead, entropy=True)
+
+    def merge(self, other: DivergenceSums) -> None:
+        """Take in another part of the vocabulary."""
+        self.teacher.merge(other.teacher)
+        self.student.merge(other.student)
+
+    def result(self) -> Divergences:
+        """The divergences over all that was taken in."""
+        return Divergences(
+            forward=self.teacher.divergence(self.student),
+            reverse=self.student.divergence(self.teacher),
+            teacher_entropy=self.teacher.entropy,
+            student_entropy=self.student.entropy,
+        )
+
+
+def chunked_divergences(
+    teacher_logits: Tensor,
+    student_logits: Tensor,
+    *,
+    vocab_slice: int = VOCAB_SLICE,
+    vocab_parallel_group: object | None = None,
+) -> Divergences:
+    """Forward and reverse KL and both entropies of each position, without autograd.
+
+    Both tensors are [..., V] or one rank's shard [..., V_local] of the vocabulary, then with the
+    group of its ranks: the sums are exchanged, four floats a position and distribution, and every
+    rank has the result for the whole vocabulary. Float32 throughout, ``vocab_slice`` columns at a
+    time. Each result has the shape [...].
+
+    Raises:
+        InputError: the shapes differ, or a group that cannot exchange.
+    """
+    if teacher_logits.shape != student_logits.shape:
+        raise InputError(
+            f"teacher_logits has shape {list(teacher_logits.shape)} and student_logits "
+            f"{list(student_logits.shape)}; divergences need the same positions and columns"
+        )
+    lead = teacher_logits.shape[:-1]
+    with torch.no_grad():
+        teacher = teacher_logits.reshape(-1, teacher_logits.shape[-1])
+        student = student_logits.reshape(-1, student_logits.shape[-1])
+        sums = DivergenceSums(len(teacher), teacher.device)
+        for start in range(0, teacher.shape[1], vocab_slice):
+            columns = slice(start, start + vocab_slice)
+            sums.add(slice(None), teacher[:, columns], student[:, columns])
+        sums = _exchanged(sums, vocab_parallel_group)
+        found = sums.result()
+    return Divergences(
+        forward=found.forward.reshape(lead),
+        reverse=found.reverse.reshape(lead),
+        teacher_entropy=found.teacher_entropy.reshape(lead),
+        student_entropy=found.student_entropy.reshape(lead),
+    )
+
+
+def _exchanged(sums: DivergenceSums, group: object | None) -> DivergenceSums:
+    _, size = group_rank_size(group)
+    if size == 1:
+        return sums
+    mine = torch.stack([sums.teacher.tensor(), sums.student.tensor()])
+    if isinstance(group, Group):
+        parts = group.all_gather(mine)
+    else:
+        parts = [torch.empty_like(mine) for _ in range(size)]
+        torch.distributed.all_gather(parts, mine, group=group)
+    merged = DivergenceSums(0)
+    for number, part in enumerate(parts):
+        piece = DivergenceSums(0)
+        piece.teacher = SoftmaxSums.of_tensor(part[0])
+        piece.student = SoftmaxSums.of_tensor(part[1])
+        if number == 0:
+            merged = piece
+        else:
+            merged.merge(piece)
+    return merged
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """The row sums of weights * values, where a weight of zero cancels even an infinite value."""
+    sums = (weights * values).sum(dim=-1)
+    if not bool(sums.isfinite().all()):
+        sums = torch.where(weights == 0, 0.0, weights * values).sum(dim=-1)
+    return sums
