@@ -73,35 +73,44 @@ def fill_pieces(
 
 def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
     """A tensor of ``slots`` rows, zero but for the runs copied from ``flat``."""
-    if flat.requires_grad or flat.device.type != "cpu":
-        return _gather(flat, dst, src, count, slots)
-    width = flat[0].numel() if len(flat) else 1
-    as_bytes = flat.contiguous().view(_BYTE_VIEWS.get(flat.element_size(), torch.uint8))
-    if flat.element_size() not in _BYTE_VIEWS or len(dst) == 0:
-        return _gather(flat, dst, src, count, slots)
-    if int(count.sum()) * width < _COPY_RUN * len(dst):
-        return _gather(as_bytes, dst, src, count, slots).view(flat.dtype)
-    out = np.zeros((slots, *flat.shape[1:]), dtype=as_bytes.numpy().dtype)
-    source = as_bytes.numpy()
-    for to, at, n in zip(dst.tolist(), src.tolist(), count.tolist(), strict=True):
-        out[to : to + n] = source[at : at + n]
+    if flat.requires_grad or flat.device.type != "cpu" or flat.element_size() not in _BYTE_VIEWS:
+        return _fill_on_device(flat, dst, src, count, slots)
+    # On the host numpy moves plain integers of the same size: no thread pool to wake, every
+    # dtype alike.
+    as_integers = flat.contiguous().view(_BYTE_VIEWS[flat.element_size()])
+    source = as_integers.numpy()
+    out = np.zeros((slots, *source.shape[1:]), dtype=source.dtype)
+    width = source[0].size if len(source) else 1
+    if int(count.sum()) * width >= _COPY_RUN * len(dst):
+        for to, at, n in zip(dst.tolist(), src.tolist(), count.tolist(), strict=True):
+            out[to : to + n] = source[at : at + n]
+    elif len(dst):
+        out[_host_runs(dst, count)] = source.take(_host_runs(src, count), axis=0, mode="clip")
     return torch.from_numpy(out).view(flat.dtype)
 
 
-def _gather(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
+def _fill_on_device(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
     filled = int(count.sum())
     if filled == 0:
         return flat.new_zeros(slots, *flat.shape[1:])
-    index = _runs(src, count, flat.device)
-    values = flat.index_select(0, index)
+    values = flat.index_select(0, _runs(src, count, flat.device))
     if filled == slots:
         return values
     out = flat.new_zeros(slots, *flat.shape[1:])
     return out.index_copy(0, _runs(dst, count, flat.device), values)
 
 
+def _host_runs(start: Ints, count: Ints) -> Ints:
+    """The indices start[i], start[i] + 1, ... of every (non-empty) run, one after the other:
+    steps of one, and at each run's beginning the jump that leads there."""
+    steps = np.ones(int(count.sum()), dtype=np.int64)
+    steps[0] = start[0]
+    steps[np.cumsum(count)[:-1]] = start[1:] - start[:-1] - count[:-1] + 1
+    return np.cumsum(steps, out=steps)
+
+
 def _runs(start: Ints, count: Ints, device: torch.device) -> Tensor:
-    """The indices start[i], start[i] + 1, ... of every run, one after the other."""
+    """:func:`_host_runs`, made on the device from one number a run."""
     total = int(count.sum())
     before = np.cumsum(count) - count
     offset, repeats = to_device(start - before, device), to_device(count, device)
