@@ -88,10 +88,12 @@ class TorchGroup:
     a small collective, and on CUDA a synchronisation.
     """
 
-    def __init__(self, group: Any, *, check: bool = False) -> None:
+    def __init__(
+        self, group: Any, *, check: bool = False, place: tuple[int, int] | None = None
+    ) -> None:
         self.group = group
         self.check = check
-        self._rank, self._size = group_rank_size(group)
+        self._rank, self._size = group_rank_size(group) if place is None else place
 
     @property
     def rank(self) -> int:
