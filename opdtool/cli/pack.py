@@ -146,9 +146,11 @@ def run(job: PackJob) -> Report:
     """Pack the batch into the output directory; returns the report."""
     from opdtool.core.plan import plan_packs, utilisation
     from opdtool.io.batch import open_batch
-    from opdtool.io.manifest import InputHasher, make_manifest
+    from opdtool.io.hashing import InputHasher
+    from opdtool.io.manifest import make_manifest
     from opdtool.io.packs import PackContents, PackWriter
-    from opdtool.io.writer import OutputDir, check_output
+    from opdtool.io.outdir import OutputDir
+    from opdtool.io.writer import check_output
 
     check_output(job.output, force=job.force, directory=True)
     geometry = pack_geometry(job.geometry)
@@ -165,7 +167,7 @@ def run(job: PackJob) -> Report:
                 geometry=_recorded_geometry(job, geometry),
                 files=out.files,
                 inputs=hasher.result(),
-                batch={"rows": batch.rows, "width": batch.width},
+                batch=(batch.rows, batch.width),
                 algorithm=job.bins.algorithm,
                 extra=_extra(contents, plan),
             )

@@ -16,9 +16,10 @@ import numpy as np
 from opdtool.core.errors import InputError
 from opdtool.core.layout import Ints, PackedLayout
 from opdtool.core.packing import gather_cp, unpack_rows
-from opdtool.io.manifest import Manifest, read_manifest, verify_files
+from opdtool.io.manifest import Manifest, read_manifest
 from opdtool.io.packs import pack_name
 from opdtool.io.tensors import TensorSource, open_tensors
+from opdtool.io.verify import verify_files
 from opdtool.io.writer import TensorFileWriter, TensorSpec, WrittenFile
 
 
@@ -66,8 +67,8 @@ class PackDirectory:
         return cls(
             path=path,
             manifest=manifest,
-            rows=int(batch["rows"]),
-            width=int(batch["width"]),
+            rows=batch[0],
+            width=batch[1],
             cp_size=cp_size,
             microbatches=microbatches,
             token_aligned=tuple(extra["token_aligned"]),
