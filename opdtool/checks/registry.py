@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
-SUBJECTS = ("layout", "content", "masks", "vocab", "teacher", "metrics", "ranks", "files")
+SUBJECTS = (
+    "layout",
+    "content",
+    "masks",
+    "vocab",
+    "teacher",
+    "metrics",
+    "ranks",
+    "files",
+    "tools",
+)
 """Hundreds of the codes: 1xx layout, 2xx content, 3xx masks, 4xx vocab, ... 9xx files."""
 
 

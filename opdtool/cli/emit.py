@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ class Output:
     Made before the work starts, so that a report that cannot be written fails at once.
 
     Raises:
-        InputError: a report path with an unknown ending, or in a folder that is not there.
+        InputError: a report path with an unknown ending, or that is a directory.
     """
 
     format: str = "full"
@@ -46,10 +45,8 @@ class Output:
                     f"--report {path} ends in {path.suffix or 'nothing'}; the ending chooses the "
                     f"format and is one of {' '.join(_ENDINGS)}"
                 )
-            if not path.parent.is_dir():
-                raise InputError(f"--report {path}: there is no folder {path.parent}")
             if path.is_dir():
-                raise InputError(f"--report {path} is a folder; name a file in it")
+                raise InputError(f"--report {path} is a directory; name a file in it")
 
 
 @contextmanager
@@ -63,8 +60,10 @@ def collected() -> Iterator[list[Report]]:
         _collected.reset(token)
 
 
-def emit(report: Report, output: Output) -> None:
+def emit(report: Report, output: Output, *, status: int | None = None) -> None:
     """Write the report's files, print it, then raise ``typer.Exit`` with its status.
+
+    The status follows from the findings, unless ``status`` gives another.
 
     Raises:
         InputError: a file cannot be written, or nothing was checked.
@@ -81,7 +80,9 @@ def emit(report: Report, output: Output) -> None:
         _print(report, output)
     if report.nothing_checked and (report.findings or report.command in CHECKING):
         raise InputError(f"{report.command}: nothing was checked{_why_nothing(report)}")
-    raise typer.Exit(0 if report.passed or output.exit_zero else 1)
+    if status is None:
+        status = 0 if report.passed else 1
+    raise typer.Exit(0 if status == 1 and output.exit_zero else status)
 
 
 def _why_nothing(report: Report) -> str:
@@ -112,36 +113,11 @@ def say(text: str) -> None:
 
 
 def _write_file(report: Report, path: Path) -> None:
+    from opdtool.io.atomic import write_text_atomic
     from opdtool.report import ENDINGS, render
 
-    write_text(path, render(report, ENDINGS[path.suffix]), "--report")
-
-
-def write_text(path: Path, text: str, what: str) -> None:
-    """The text under its final name in one step, with the permissions the umask gives.
-
-    Raises:
-        InputError: it cannot be written; ``what`` names the option or the file's purpose.
-    """
-    try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(beside, 0o666 & ~_umask())
-            os.replace(beside, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(beside)
-            raise
-    except OSError as error:
-        raise InputError(f"{what} {path} cannot be written: {error.strerror or error}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    # A report is a by-product of the run, and CI writes it anew every time.
+    write_text_atomic(path, render(report, ENDINGS[path.suffix]), force=True)
 
 
 def _write_step_summary(report: Report) -> None:

@@ -1,0 +1,86 @@
+"""``opdtool explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from opdtool.cli.nearest import did_you_mean
+from opdtool.core.errors import InputError
+
+if TYPE_CHECKING:
+    from opdtool.checks.registry import CheckInfo, FaultInfo
+
+
+def command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CODE_OR_FAULT",
+            help="A code such as OPD301, a check's name, or a fault's; without it, the table.",
+        ),
+    ] = None,
+) -> None:
+    """Say what a check or a fault means, its usual cause, and how to mend it."""
+    from opdtool.cli.emit import say
+
+    rows = _table() if name is None else _explanation(name)
+    say("".join(row + "\n" for row in rows))
+
+
+def _explanation(name: str) -> Iterator[str]:
+    from opdtool.checks.registry import checks, faults
+
+    wanted = name.strip()
+    for info in checks().values():
+        if wanted.upper() == info.code or wanted.lower() == info.name:
+            yield from _check(info)
+            return
+    if wanted.lower() in faults():
+        yield from _fault(faults()[wanted.lower()])
+        return
+    names = [*checks(), *(info.name for info in checks().values()), *faults()]
+    hint = did_you_mean(wanted, names)
+    raise InputError(
+        f"explain: there is no check or fault named {wanted!r}{hint}"
+        f"{'' if hint else '; see the table with: opdtool explain'}"
+    )
+
+
+def _check(info: CheckInfo) -> Iterator[str]:
+    yield f"{info.code} {info.name}"
+    yield ""
+    yield from _parts(info.statement, info.why, info.cause, info.fix)
+
+
+def _fault(info: FaultInfo) -> Iterator[str]:
+    yield f"{info.name} (a known fault)"
+    yield ""
+    yield from _parts(info.statement, info.why, info.cause, info.fix)
+    yield ""
+    yield f"Looked for by  {', '.join(info.commands)}"
+
+
+def _parts(statement: str, why: str, cause: str, fix: str) -> Iterator[str]:
+    titles = ("What", "Why it matters", "Usual cause", "Fix")
+    for title, text in zip(titles, (statement, why, cause, fix), strict=True):
+        first, *rest = text.split("\n")
+        yield f"{title:<14} {first}"
+        for row in rest:
+            yield " " * 15 + row
+
+
+def _table() -> Iterator[str]:
+    from opdtool.checks.registry import checks, faults
+
+    names = [info.name for info in checks().values()] + list(faults())
+    wide = max(map(len, names))
+    yield "Checks"
+    for check in checks().values():
+        yield f"  {check.code}  {check.name:<{wide}}  {check.statement}"
+    yield ""
+    yield "Known faults"
+    for fault in faults().values():
+        yield f"          {fault.name:<{wide}}  {fault.statement}"

@@ -1,0 +1,20 @@
+"""What the user may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+    """The known words most like ``word``, the likest first; none when none is like it."""
+    words = list(known)
+    by_fold = {name.lower(): name for name in words}
+    close = difflib.get_close_matches(word.lower(), by_fold, n=most, cutoff=0.5)
+    return [by_fold[name] for name in close]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean a or b?``, or nothing when nothing is like it."""
+    close = nearest(word, known)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
