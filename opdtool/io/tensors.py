@@ -306,19 +306,6 @@ def open_tensors(
     )
 
 
-def parse_renames(texts: Iterable[str]) -> dict[str, str]:
-    """``["CANONICAL=THEIRS", ...]`` as a mapping."""
-    found: dict[str, str] = {}
-    for text in texts:
-        canonical, equals, theirs = text.partition("=")
-        if not (canonical and equals and theirs):
-            raise InputError(f"--rename {text}: expected CANONICAL=THEIRS")
-        if canonical in found:
-            raise InputError(f"--rename names {canonical} twice; give it once")
-        found[canonical] = theirs
-    return found
-
-
 def check_renames(rename: Mapping[str, str], *sources: object) -> None:
     """Refuse a rename that none of the sources had a tensor for."""
     for canonical, theirs in rename.items():

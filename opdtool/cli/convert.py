@@ -1,0 +1,31 @@
+"""``opdtool convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opdtool.cli.options import ForceOption, QuietOption
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A .pt, .pth, .bin or .ckpt file.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Default: beside FILE, as .safetensors."
+        ),
+    ] = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Turn a torch file into safetensors: tensors alone, nested names joined with dots."""
+    target = output or path.with_suffix(".safetensors")
+    from opdtool.io.convert import convert
+
+    written = convert(path, target, force=force)
+    if not quiet:
+        count = len(written.tensors)
+        print(f"wrote {target}: {count:,} tensor{'s'[: count != 1]}, {written.size:,} bytes")
