@@ -89,6 +89,7 @@ def command(
     """Pack padded batches into [1, T/CP] with cumulative lengths and CP windows."""
     from opdtool.cli.emit import Output, emit
 
+    told = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
     options = GeometryOptions(
         cp=cp,
         tp=tp,
@@ -121,10 +122,7 @@ def command(
         force=force,
         max_memory=parse_size(max_memory),
     )
-    emit(
-        run(job),
-        Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet),
-    )
+    emit(run(job), told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +146,8 @@ def run(job: PackJob) -> Report:
     from opdtool.io.batch import open_batch
     from opdtool.io.hashing import InputHasher
     from opdtool.io.manifest import make_manifest
-    from opdtool.io.packs import PackContents, PackWriter
     from opdtool.io.outdir import OutputDir
+    from opdtool.io.packs import PackContents, PackWriter
     from opdtool.io.writer import check_output
 
     check_output(job.output, force=job.force, directory=True)

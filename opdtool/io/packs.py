@@ -5,6 +5,7 @@ Legend: B batch rows, S row width, N segments, T packed slots.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class PackContents:
             raise InputError(
                 f"{batch.paths[0]}: input_ids has shape {list(batch.info('input_ids').shape)}; "
                 "expected [B,S]"
+            )
+        if "token_mask" in batch and "token_mask" not in batch.token_aligned:
+            raise InputError(
+                f"{batch.paths[0]}: token_mask has shape {list(batch.info('token_mask').shape)}; "
+                f"expected [B,S] = [{batch.rows}, {batch.width}] as input_ids"
             )
         if "sample_mask" in batch and "sample_mask" not in batch.row_aligned:
             raise InputError(
@@ -186,19 +192,24 @@ class PackWriter:
         rows = part.sequence_index
         if columns is None or columns.start == 0:
             self._write_positions(files, part, base)
-        if len(rows) == 0:  # a tail segment: zeros, as the file already is
-            return
         plain = {rank: part.pieces(rank) for rank in files}
-        ahead = {rank: draft_pieces(part, cp_rank=rank) for rank in files}
+        target = _Target(files, part, base, columns)
         for name in self.contents.token_aligned:
+            if len(rows) == 0:  # a tail segment holds zeros, as the file already does
+                target.leave_zero(name)
+                continue
             block = self.batch.read(name, _rows(rows), columns)
-            _write_pieces(files, name, block, plain, part, base, columns)
+            target.put(name, block, plain)
             if name == "input_ids":
                 rolled = {rank: part.pieces(rank, shift=-1) for rank in files}
-                _write_pieces(files, "target_ids", block, rolled, part, base, columns)
+                target.put("target_ids", block, rolled)
             if name == "token_mask":
                 weights = token_weights(block, self._sample_weights(name, block, rows))
-                _write_pieces(files, "draft_token_mask", weights, ahead, part, base, columns)
+                ahead = {rank: draft_pieces(part, cp_rank=rank) for rank in files}
+                target.put("draft_token_mask", weights, ahead)
+        if len(rows) == 0:
+            for name in ("target_ids", *(["draft_token_mask"] if self.contents.has_mask else [])):
+                target.leave_zero(name)
 
     def _sample_weights(self, name: str, block: Tensor, rows: Any) -> Tensor | None:
         if block.is_floating_point() and not bool(torch.isfinite(block).all()):
@@ -221,27 +232,47 @@ class PackWriter:
                 file.write("position_ids", ids[None], 0, base + first)
 
 
-def _write_pieces(
-    files: Mapping[int, TensorFileWriter],
-    name: str,
-    block: Tensor,
-    pieces: Mapping[int, Pieces],
-    part: PackedLayout,
-    base: int,
-    columns: slice | None,
-) -> None:
-    """Fill one tensor's slots of the part from a block of rows, in every rank's file."""
-    for rank, file in files.items():
-        if columns is None:
-            packed = fill_pieces(block, pieces[rank], part.local_total)
-            file.write(name, packed[None], 0, base)
-            continue
-        mine = pieces[rank].clip(columns.start, columns.stop)
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The slots that a part of the layout has in every rank's file."""
+
+    files: Mapping[int, TensorFileWriter]
+    part: PackedLayout
+    base: int
+    columns: slice | None
+
+    def put(self, name: str, block: Tensor, pieces: Mapping[int, Pieces]) -> None:
+        """Fill one tensor's slots from a block of whole rows, or of one row's columns."""
+        for rank, file in self.files.items():
+            if self.columns is None:
+                packed = fill_pieces(block, pieces[rank], self.part.local_total)
+                file.write(name, packed[None], 0, self.base)
+            else:
+                self._put_columns(file, name, block, pieces[rank], self.columns)
+
+    def _put_columns(
+        self,
+        file: TensorFileWriter,
+        name: str,
+        block: Tensor,
+        pieces: Pieces,
+        columns: slice,
+    ) -> None:
+        mine = pieces.clip(columns.start, columns.stop)
         for dst, position, count in zip(
             mine.dst.tolist(), mine.position.tolist(), mine.count.tolist(), strict=True
         ):
             at = position - columns.start
-            file.write(name, block[:, at : at + count].contiguous(), 0, base + dst)
+            file.write(name, block[:, at : at + count].contiguous(), 0, self.base + dst)
+        if columns.start == 0:
+            filled = int(pieces.count.sum())
+            file.leave_zero(name, (self.part.local_total - filled) * block[0, 0].numel())
+
+    def leave_zero(self, name: str) -> None:
+        """All of the part's slots of this tensor stay zero."""
+        for file in self.files.values():
+            per_slot = math.prod(file.shape(name)[2:])
+            file.leave_zero(name, self.part.local_total * per_slot)
 
 
 def _rows(index: Any) -> Any:

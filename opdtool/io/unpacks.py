@@ -5,6 +5,7 @@ Legend: B batch rows, S row width, T packed slots.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -99,18 +100,22 @@ def unpack(packs: PackDirectory, output: Path, *, force: bool, max_memory: int) 
             for name in packs.row_aligned
         ]
     with TensorFileWriter(output, specs, force=force) as out:
+        restored = 0
         for microbatch in range(packs.microbatches):
             with ExitStack() as stack:
                 shards = [
                     stack.enter_context(open_tensors([path])) for path in packs.shards(microbatch)
                 ]
-                _unpack_microbatch(packs, shards, out, max_memory)
+                restored += _unpack_microbatch(packs, shards, out, max_memory)
+        for spec in specs:  # rows that were dropped when packing stay zero
+            out.leave_zero(spec.name, (packs.rows - restored) * math.prod(spec.shape[1:]))
         return out.finish()
 
 
 def _unpack_microbatch(
     packs: PackDirectory, shards: list[TensorSource], out: TensorFileWriter, max_memory: int
-) -> None:
+) -> int:
+    """Write one microbatch's rows; returns how many."""
     first = shards[0]
     layout = PackedLayout.from_cu_seqlens(
         first.read("cu_seqlens"),
@@ -141,6 +146,7 @@ def _unpack_microbatch(
             )
             block = unpack_rows(whole, local_rows, rows=stop - start, width=packs.width)
             out.write(name, block, row)
+    return layout.num_rows
 
 
 def _runs(index: Ints, start: int, stop: int) -> Iterator[tuple[int, int]]:

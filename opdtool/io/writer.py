@@ -198,6 +198,15 @@ class TensorFileWriter:
         with self._lock:
             self._missing[name] -= raw.nbytes
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape that a tensor of the file will have."""
+        return self._specs[name].shape
+
+    def leave_zero(self, name: str, elements: int) -> None:
+        """Count ``elements`` of a tensor as written: they stay zero, as a new file is."""
+        with self._lock:
+            self._missing[name] -= elements * (BITS[self._specs[name].dtype] // 8)
+
     def _put(self, data: memoryview, offset: int) -> None:
         done = 0
         with writing(self.path):
