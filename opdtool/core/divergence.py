@@ -45,23 +45,27 @@ class SoftmaxSums:
         ahead: Tensor | None = None,
         entropy: bool = False,
         peak: Tensor | None = None,
+        scratch: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Take in a tile of ``logits`` [P', v], float32, for the positions ``at``.
 
         ``ahead`` [P', v] is logits less the other distribution's; ``entropy`` asks for
-        ``drop``; ``peak`` [P'] may give the tile's own row maxima, where they are known.
+        ``drop``; ``peak`` [P'] may give the tile's own row maxima, where they are known, and
+        ``scratch`` two float32 buffers of the tile's shape to work in.
         """
         old = self.peak[at]
         new = torch.maximum(old, logits.amax(dim=-1) if peak is None else peak)
         self._lower(at, new)
         # Where every logit so far is -inf there is nothing to weigh: exp(-inf - 0) is 0.
-        shifted = logits - torch.where(new == -torch.inf, 0.0, new)[:, None]
-        weights = shifted.exp()
+        base = torch.where(new == -torch.inf, 0.0, new)[:, None]
+        room, work = scratch or (torch.empty_like(logits), torch.empty_like(logits))
+        weights = torch.sub(logits, base, out=room).exp_()
         self.mass[at] += weights.sum(dim=-1)
-        if entropy:
-            self.drop[at] += _weighted(weights, shifted)
         if ahead is not None:
-            self.lead[at] += _weighted(weights, ahead)
+            self.lead[at] += _weighted(weights, ahead, work)
+        if entropy:
+            drop = torch.sub(logits, base, out=work)
+            self.drop[at] += _weighted(weights, drop, drop)
 
     def merge(self, other: SoftmaxSums) -> None:
         """Take in the sums of another part of the vocabulary for the same positions."""
@@ -229,9 +233,13 @@ def _exchanged(sums: DivergenceSums, group: object | None) -> DivergenceSums:
     return merged
 
 
-def _weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """The row sums of weights * values, where a weight of zero cancels even an infinite value."""
-    sums = (weights * values).sum(dim=-1)
+def _weighted(weights: Tensor, values: Tensor, out: Tensor) -> Tensor:
+    """The row sums of weights * values, where a weight of zero cancels even an infinite value.
+
+    The products are written over ``out``, which may be ``values``.
+    """
+    products = torch.mul(weights, values, out=out)
+    sums = products.sum(dim=-1)
     if not bool(sums.isfinite().all()):
-        sums = torch.where(weights == 0, 0.0, weights * values).sum(dim=-1)
+        sums = products.masked_fill_(weights == 0, 0.0).sum(dim=-1)
     return sums

@@ -1,0 +1,371 @@
+"""Comparing rebuilt logits with recorded ones, tile by tile: what differs, where, by how much.
+
+The bound (contract 5.4) that a right reconstruction always meets, element by element:
+
+    |a - ref| <= relative * |ref| + accumulation * |x| * |w| + operand * |x|_4 * |w|_4 + absolute
+
+``relative`` is what the reference's own dtype rounds away, ``accumulation`` what two float32
+sums in different orders differ by, ``operand`` what a rounding of the hidden states before the
+product leaves (a final norm, a cast to the head's dtype). See docs/tolerance.md.
+
+Legend: P positions, v columns of one slice of the vocabulary; a rebuilt, ref recorded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from opdtool.core.divergence import SoftmaxSums
+
+TINY = float(torch.finfo(torch.float32).tiny)
+EPS = float(torch.finfo(torch.float32).eps)
+TILE = 1 << 19
+"""Elements compared at a time: few enough to stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBound:
+    """How far a rebuilt logit may be from a recorded one; see the module."""
+
+    relative: float = 0.0
+    accumulation: float = 0.0
+    operand: float = 0.0
+    absolute: float = TINY
+    given: bool = False
+    """Whether the user gave it (``--rtol``, ``--atol``), rather than the bound being derived."""
+
+    def scaled(self, factor: float) -> ErrorBound:
+        """The bound of logits that are multiplied by ``factor`` after the product."""
+        return ErrorBound(
+            relative=self.relative,
+            accumulation=self.accumulation * abs(factor),
+            operand=self.operand * abs(factor),
+            absolute=max(self.absolute * abs(factor), TINY),
+        )
+
+    def describe(self) -> str:
+        """The bound as a formula, its numbers filled in."""
+        parts = [f"{self.relative:.4g}*|ref|"] if self.relative else []
+        if self.accumulation:
+            parts.append(f"{self.accumulation:.4g}*|x|*|w|")
+        if self.operand:
+            parts.append(f"{self.operand:.4g}*|x|_4*|w|_4")
+        if self.absolute > TINY or not parts:
+            parts.append(f"{0.0 if self.absolute <= TINY else self.absolute:.4g}")
+        return "|a-ref| <= " + " + ".join(parts)
+
+
+def given_bound(rtol: float | None, atol: float | None) -> ErrorBound:
+    """|a - ref| <= atol + rtol * |ref|; one that is left out is 0."""
+    return ErrorBound(relative=rtol or 0.0, absolute=max(atol or 0.0, TINY), given=True)
+
+
+def derived_bound(
+    *,
+    width: int,
+    reference: torch.dtype,
+    roundings: int = 1,
+    operand: torch.dtype | None = None,
+    operand_roundings: int = 1,
+    scale: float = 1.0,
+) -> ErrorBound:
+    """The bound that every right reconstruction meets, for a head of ``width`` H.
+
+    ``reference`` is the precision of the recorded logits; ``roundings`` how often that dtype
+    may have rounded them (once after the product, once more for each operation behind it).
+    ``operand`` is a dtype that the hidden states are rounded to before the product, if any;
+    ``scale`` multiplies the product. ``width`` 0 is for logits that no product made.
+    """
+    info = torch.finfo(reference)
+    # One unit of the last place covers two roundings to nearest of half a unit each.
+    relative = max(info.eps, EPS) * max(2, roundings) / 2 * (1 + 8 * info.eps)
+    # Two sums of H products differ by at most H units whatever their order; 8 sqrt(H) units
+    # are less from H = 64 on, and far more than orders in use come to.
+    accumulation = min(8 * sqrt(width), width + 2) * EPS * abs(scale) if width else 0.0
+    # Independent roundings add up to a deviation of at most half a unit times |x o w|, which
+    # |x|_4 |w|_4 bounds; sixteen deviations are never reached.
+    unit = torch.finfo(operand).eps / 2 if operand is not None else 0.0
+    rounded = 8 * unit * sqrt(operand_roundings) * abs(scale)
+    smallest = info.smallest_normal * info.eps
+    return ErrorBound(
+        relative=relative,
+        accumulation=accumulation,
+        operand=rounded,
+        absolute=max(smallest * max(1.0, abs(scale)), TINY),
+    )
+
+
+def stored_precision(values: Tensor) -> torch.dtype:
+    """The narrowest dtype that holds all of ``values`` exactly: a float32 file may hold
+    logits that were bfloat16 before they were widened. Zeros and infinities tell nothing."""
+    telling = values[values.isfinite() & (values != 0)]
+    if values.dtype in (torch.bfloat16, torch.float16) or len(telling) == 0:
+        return values.dtype
+    for narrow in (torch.bfloat16, torch.float16):
+        if torch.equal(telling.to(narrow).to(values.dtype), telling):
+            return narrow
+    return values.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAndColumns:
+    """The norms that the bound multiplies: of the hidden states [P] and of the head's rows [v].
+
+    None where no product is bounded, or the bound was given.
+    """
+
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    rows4: Tensor | None = None
+    columns4: Tensor | None = None
+
+
+@dataclass(order=True, frozen=True, slots=True)
+class Place:
+    """One element: a local slot, a column of the vocabulary, and both values."""
+
+    slot: int
+    column: int
+    rebuilt: float
+    reference: float
+
+
+@dataclass(slots=True)
+class Greatest:
+    """The greatest of an error, and where."""
+
+    value: float = -1.0
+    place: Place | None = None
+
+    def offer(self, other: Greatest) -> None:
+        """Keep the greater of the two; the earlier place of equals."""
+        if other.place is None:
+            return
+        later = self.place is not None and self.place <= other.place
+        if other.value > self.value or (other.value == self.value and not later):
+            self.value, self.place = other.value, other.place
+
+
+class Comparison:
+    """Statistics of |a - ref| over tiles, for ``slots`` positions of one rank.
+
+    Tiles may come in any order and each element once. ``places`` are the first mismatches by
+    slot and column. Per position: ``above``/``below`` the extremes of a - ref, ``rebuilt`` and
+    ``recorded`` the running softmax sums (``recorded.lead`` gives KL(ref || a)), and the column
+    of each one's greatest logit. ``worst`` is the greatest multiple of the bound per position.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        bound: ErrorBound,
+        *,
+        overflow: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        places: int = 10,
+    ) -> None:
+        self.bound = bound
+        self.overflow = overflow
+        """The dtype of the reference where it may overflow (float16), to overflow alike."""
+        self.absolute, self.relative, self.multiple = Greatest(), Greatest(), Greatest()
+        self.total = self.mismatches = 0
+        self.first: list[Place] = []
+        self.limit = places
+        self.above = torch.full((slots,), -torch.inf, device=device)
+        self.below = torch.full((slots,), torch.inf, device=device)
+        self.worst = torch.zeros(slots, device=device)
+        self.rebuilt, self.recorded = SoftmaxSums(slots, device), SoftmaxSums(slots, device)
+        self.top_rebuilt = torch.full((slots,), -1, dtype=torch.int64, device=device)
+        self.top_recorded = self.top_rebuilt.clone()
+        self._scratch = _Scratch(device)
+
+    def add(
+        self,
+        start: int,
+        column: int,
+        rebuilt: Tensor,
+        reference: Tensor,
+        norms: RowsAndColumns,
+        *,
+        vocabulary: bool = True,
+    ) -> None:
+        """Take in tiles [P, v] for slots from ``start`` on and columns from ``column`` on.
+
+        ``rebuilt`` is float32, ``reference`` any floating dtype. ``vocabulary`` False says that
+        the columns are padding: compared, but in no softmax.
+        """
+        P, v = rebuilt.shape
+        if P == 0 or v == 0:
+            return
+        step = max(1, TILE // v)
+        for low in range(0, P, step):
+            part = slice(low, min(low + step, P))
+            self._add(start + low, column, rebuilt[part], reference[part], norms, part, vocabulary)
+
+    def _add(
+        self,
+        start: int,
+        column: int,
+        a: Tensor,
+        reference: Tensor,
+        norms: RowsAndColumns,
+        part: slice,
+        vocabulary: bool,
+    ) -> None:
+        at = slice(start, start + len(a))
+        ref = self._scratch("ref", a).copy_(reference)
+        error = torch.sub(a, ref, out=self._scratch("error", a))
+        high, low = error.amax(dim=-1), error.amin(dim=-1)
+        measured = ref
+        if not bool((high - low).isfinite().all()):
+            error, measured = self._with_infinities(a, ref, reference.dtype)
+            high, low = error.amax(dim=-1), error.amin(dim=-1)
+        self.total += a.numel()
+        locate = _Locator(start, column, a, ref)
+        self._offer(self.absolute, error, high, low, locate)
+
+        size = torch.abs(measured, out=self._scratch("size", a)).clamp_min_(TINY)
+        ratio = torch.div(error, size, out=self._scratch("ratio", a))
+        self._offer(self.relative, ratio, ratio.amax(dim=-1), ratio.amin(dim=-1), locate)
+
+        allowed = self._allowed(size, norms, part)
+        torch.div(error, allowed, out=ratio)
+        most, least = ratio.amax(dim=-1), ratio.amin(dim=-1)
+        worst = self._offer(self.multiple, ratio, most, least, locate)
+        self.worst[at] = torch.maximum(self.worst[at], worst)
+        if bool((worst > 1).any()):
+            self._mismatched(ratio, worst > 1, locate)
+        if vocabulary:
+            self.above[at] = torch.maximum(self.above[at], high)
+            self.below[at] = torch.minimum(self.below[at], low)
+            self._distributions(at, column, a, ref, error)
+
+    def _allowed(self, size: Tensor, norms: RowsAndColumns, part: slice) -> Tensor:
+        """The bound of every element, written over ``size``."""
+        bound = self.bound
+        size.mul_(bound.relative).add_(bound.absolute)
+        if bound.accumulation and norms.rows is not None and norms.columns is not None:
+            rows = norms.rows[part, None] * bound.accumulation
+            size.addcmul_(rows, norms.columns[None])
+        if bound.operand and norms.rows4 is not None and norms.columns4 is not None:
+            size.addcmul_(norms.rows4[part, None] * bound.operand, norms.columns4[None])
+        return size
+
+    def _with_infinities(self, a: Tensor, ref: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The error where something is not finite: 0 where both agree, else infinite."""
+        as_stored = a.to(dtype).to(a.dtype) if dtype == self.overflow else a
+        same = (a == ref) | (ref.isinf() & (as_stored == ref))
+        error = torch.where(same, 0.0, a - ref)
+        return error.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), (
+            ref.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        )
+
+    def _offer(
+        self, kept: Greatest, values: Tensor, high: Tensor, low: Tensor, locate: _Locator
+    ) -> Tensor:
+        """Offer the greatest |value|; returns the greatest of each row [P]."""
+        rows = torch.maximum(high, -low)
+        greatest = float(rows.max())
+        if greatest > kept.value:
+            row = int(rows.argmax())
+            kept.value, kept.place = greatest, locate(row, int(values[row].abs().argmax()))
+        return rows
+
+    def _mismatched(self, ratio: Tensor, rows: Tensor, locate: _Locator) -> None:
+        for row in rows.nonzero().flatten().tolist():
+            wrong = (ratio[row].abs() > 1).nonzero().flatten()
+            self.mismatches += len(wrong)
+            full = len(self.first) >= self.limit
+            if full and locate.start + row > self.first[-1].slot:
+                continue
+            found = [locate(row, int(c)) for c in wrong[: self.limit]]
+            self.first = heapq.nsmallest(self.limit, self.first + found)
+
+    def _distributions(self, at: slice, column: int, a: Tensor, ref: Tensor, error: Tensor) -> None:
+        for sums, logits, top in (
+            (self.recorded, ref, self.top_recorded),
+            (self.rebuilt, a, self.top_rebuilt),
+        ):
+            peak = logits.amax(dim=-1)
+            rows = (peak > sums.peak[at]).nonzero().flatten()
+            if len(rows):
+                top[rows + at.start] = logits[rows].argmax(dim=-1) + column
+            ahead = error.neg_() if logits is ref else None
+            sums.add(at, logits, ahead=ahead, peak=peak, scratch=self._scratch.pair(a))
+
+    def merge(self, other: Comparison) -> None:
+        """Take in another part of the vocabulary for the same slots."""
+        for name in ("absolute", "relative", "multiple"):
+            getattr(self, name).offer(getattr(other, name))
+        self.total += other.total
+        self.mismatches += other.mismatches
+        self.first = heapq.nsmallest(self.limit, self.first + other.first)
+        self.above = torch.maximum(self.above, other.above)
+        self.below = torch.minimum(self.below, other.below)
+        self.worst = torch.maximum(self.worst, other.worst)
+        for sums, top in (("rebuilt", "top_rebuilt"), ("recorded", "top_recorded")):
+            mine, theirs = getattr(self, sums), getattr(other, sums)
+            # The lower column of equals, whichever part comes first.
+            better = (theirs.peak > mine.peak) | (
+                (theirs.peak == mine.peak) & (getattr(other, top) < getattr(self, top))
+            )
+            setattr(self, top, torch.where(better, getattr(other, top), getattr(self, top)))
+            mine.merge(theirs)
+
+    @property
+    def log_prob_errors(self) -> Tensor:
+        """The greatest |log p(a) - log p(ref)| of each position, float32 [P]."""
+        moved = self.rebuilt.log_sum_exp - self.recorded.log_sum_exp
+        return torch.maximum((self.above - moved).abs(), (self.below - moved).abs())
+
+    @property
+    def divergences(self) -> Tensor:
+        """KL(ref || a) of each position in nats, float32 [P]."""
+        return self.recorded.divergence(self.rebuilt)
+
+    @property
+    def top1_agrees(self) -> Tensor:
+        """Whether both have their greatest logit in one column, bool [P]."""
+        return self.top_rebuilt == self.top_recorded
+
+
+@dataclass(frozen=True, slots=True)
+class _Locator:
+    start: int
+    column: int
+    rebuilt: Tensor = field(repr=False)
+    reference: Tensor = field(repr=False)
+
+    def __call__(self, row: int, column: int) -> Place:
+        return Place(
+            self.start + row,
+            self.column + column,
+            float(self.rebuilt[row, column]),
+            float(self.reference[row, column]),
+        )
+
+
+class _Scratch:
+    """Buffers that are made once: fresh ones would cost more than what is computed in them."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self._flat: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, like: Tensor) -> Tensor:
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < like.numel():
+            flat = torch.empty(like.numel(), dtype=torch.float32, device=self._device)
+            self._flat[name] = flat
+        return flat[: like.numel()].view(like.shape)
+
+    def pair(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        return self("size", like), self("ratio", like)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_device": self._device, "_flat": {}}
