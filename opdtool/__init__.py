@@ -12,23 +12,51 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "MetricNormalizer": "opdtool.core.metrics",
-    "PackGeometry": "opdtool.core.layout",
-    "PackedLayout": "opdtool.core.layout",
-    "cp_window": "opdtool.core.layout",
-    "dump": "opdtool.io.dump",
+    "opdtool.core.binning": ("Bins", "pack_bins"),
+    "opdtool.core.compare": ("ErrorBound", "derived_bound", "given_bound"),
+    "opdtool.core.divergence": ("Divergences", "DivergenceSums", "chunked_divergences"),
+    "opdtool.core.errors": ("InputError",),
+    "opdtool.core.group": ("Group",),
+    "opdtool.core.layout": ("PackGeometry", "PackedLayout", "cp_window"),
+    "opdtool.core.masks": ("draft_token_mask", "pack_rolled_draft_token_mask"),
+    "opdtool.core.metrics": ("MetricNormalizer", "rescale_loss_metrics"),
+    "opdtool.core.packing": (
+        "gather_cp",
+        "pack_input_ids",
+        "pack_positions",
+        "pack_rows",
+        "roll_packed_seq_dim",
+        "unpack_rows",
+    ),
+    "opdtool.core.plan": ("BinOptions", "PackPlan", "plan_packs", "utilisation"),
+    "opdtool.core.teacher": (
+        "project_hidden_states_per_teacher",
+        "reconstruct_opd_full_teacher_logits",
+        "rms_norm",
+    ),
+    "opdtool.core.vocab": (
+        "choose_draft_vocab",
+        "coverage",
+        "d2t_from_ids",
+        "ids_from_d2t",
+        "map_teacher_logits_to_draft_vocab",
+        "t2d_from_d2t",
+        "t2d_from_ids",
+    ),
+    "opdtool.io.dump": ("dump",),
 }
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'opdtool' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_PUBLIC))
+    return sorted(set(globals()) | set(_MODULE_OF))
