@@ -80,6 +80,7 @@ class TensorSource:
     def __init__(self, places: Places, rename: Mapping[str, str], *, strict: bool) -> None:
         self._places = places
         self._open: dict[Path, tuple[SourceFile, Header]] = {}
+        self._closed = False
         self._file_of: dict[str, Path] = {}
         try:
             for path in () if places.index else places.files:
@@ -120,6 +121,8 @@ class TensorSource:
         return {**{name: name for name in self._file_of if name not in moved}, **taken}
 
     def _opened(self, path: Path) -> tuple[SourceFile, Header]:
+        if self._closed:
+            raise ValueError(f"{path} is closed")
         if path not in self._open:
             file = SourceFile(path)
             try:
@@ -270,6 +273,7 @@ class TensorSource:
 
     def close(self) -> None:
         """Close the files. Tensors that were read stay good."""
+        self._closed = True
         while self._open:
             self._open.popitem()[1][0].close()
 
