@@ -269,6 +269,7 @@ def check_draft(folder: Path) -> None:
     draft = load_file(folder / "draft" / "model.safetensors")
     config = load_json(folder / "draft" / "config.json")
     assert (config["vocab_size"], config["draft_vocab_size"]) == (V, D)
+    assert config["hidden_size"] != D  # a transposed head shows
     weight = (batch["token_mask"] * batch["sample_mask"][:, None]).numpy()
     targets, counts = reference.draft_targets(batch["input_ids"].numpy(), weight, V, D)
     # Ids are left out, and the tie at the edge is cut: the rule for ties matters here.
