@@ -10,7 +10,8 @@ Array = npt.NDArray[np.float64]
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Each vector over its root mean square, times the weight."""
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    out: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    return out
 
 
 def log_softmax(x: Array) -> Array:
