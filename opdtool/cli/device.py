@@ -30,3 +30,17 @@ def resolve_device(text: str) -> torch.device:
             f"{torch.cuda.device_count()} CUDA devices; use --device cpu"
         )
     return device
+
+
+def describe_torch() -> list[str]:
+    """torch's version and the devices it sees, one a line."""
+    import torch
+
+    rows = [f"torch {torch.__version__}", f"cpu: {torch.get_num_threads()} threads"]
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        memory = found.total_memory / 2**30
+        rows.append(f"cuda:{index}: {found.name}, {memory:.0f} GiB")
+    if not torch.cuda.is_available():
+        rows.append("cuda: none")
+    return rows

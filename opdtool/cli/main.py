@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from opdtool import __version__
 from opdtool.core.errors import InputError
+from opdtool.ranks.errors import RankError
 
 COMMANDS = {
     "pack": "Pack padded batches into [1, T/CP] with cumulative lengths and CP windows.",
@@ -59,6 +61,7 @@ def _internal_error(error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
+        _say(getattr(error, "trace", ""))
     _say(
         f"internal error: {type(error).__name__}: {error}\n"
         "This is a defect of opdtool. Please report it with the command you typed and the output "
@@ -79,6 +82,11 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         except InputError as error:
             _say(f"error: {error}")
             raise typer.Exit(2) from None
+        except RankError as error:
+            if error.trace:  # its own code failed, as it would have failed here
+                raise typer.Exit(_internal_error(error)) from None
+            _say(f"error: {error}")
+            raise typer.Exit(3) from None
         except BrokenPipeError:
             _close_stdout()
             raise typer.Exit(128 + signal.SIGPIPE) from None
@@ -110,7 +118,9 @@ def load(name: str) -> Any:
     module = import_module(f"opdtool.cli.{name.replace('-', '_')}")
     alone = typer.Typer(add_completion=False)
     alone.command(name, help=module.command.__doc__)(guarded(module.command))
-    return typer.main.get_command(alone)
+    from opdtool.cli.defaults import take_environment
+
+    return take_environment(typer.main.get_command(alone), name)
 
 
 app = typer.Typer(
@@ -121,19 +131,60 @@ app = typer.Typer(
 )
 
 
-def _version(value: bool) -> None:
-    if value:
-        print(f"opdtool {__version__}")
-        raise typer.Exit(0)
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --version: torch's version and devices too.")
+    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            envvar="OPDTOOL_CONFIG",
+            show_envvar=False,
+            metavar="FILE",
+            help="Take defaults from this file, not from the nearest opdtool.toml or "
+            "pyproject.toml.",
+        ),
+    ] = None,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated",
+            envvar="OPDTOOL_ISOLATED",
+            show_envvar=False,
+            help="Take defaults from no file.",
+        ),
     ] = False,
 ) -> None:
     """Prepare and verify the data of on-policy distillation and draft-model training."""
+    if version:
+        print(f"opdtool {__version__}")
+        if verbose:
+            from opdtool.cli.device import describe_torch
+
+            print("\n".join(describe_torch()))
+        raise typer.Exit(0)
+    if ctx.invoked_subcommand is None:
+        ctx.fail("Missing command.")
+    guarded(_take_defaults)(ctx, config, isolated)
+
+
+def _take_defaults(ctx: typer.Context, path: Path | None, isolated: bool) -> None:
+    """Give the command that is about to run its defaults from a file, where there is one."""
+    from opdtool.cli.defaults import active, defaults_for, find_config, read_config
+
+    if path is not None and isolated:
+        raise InputError("--config and --isolated contradict each other; give one of them")
+    config = None
+    if not isolated:
+        config = read_config(path) if path is not None else find_config(Path.cwd())
+    active.set(config)
+    name = str(ctx.invoked_subcommand)
+    if config is not None and name in COMMANDS:
+        ctx.default_map = {name: defaults_for(config, name, COMMANDS)}
 
 
 def run(argv: Sequence[str] | None = None) -> int:

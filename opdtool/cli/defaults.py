@@ -1,0 +1,151 @@
+"""Defaults of options: from a file near the working directory, and from the environment.
+
+Flags win over ``OPDTOOL_*`` in the environment, which wins over the file. The file is
+``opdtool.toml``, or the table ``[tool.opdtool]`` of ``pyproject.toml``: the nearest above
+the working directory. Keys are options; a table named like a command is for it alone.
+
+    format = "concise"
+    [verify-mask]
+    cp = 2
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opdtool.cli.nearest import did_you_mean
+from opdtool.cli.shapes import Shape, options, relative_to
+from opdtool.core.errors import InputError
+
+OWN = "opdtool.toml"
+SHARED = "pyproject.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A file of defaults: where it is and what it says, unchecked."""
+
+    path: Path
+    table: Mapping[str, Any]
+
+
+active: ContextVar[Config | None] = ContextVar("config", default=None)
+"""The file that the running command takes its defaults from."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's table.
+
+    Raises:
+        InputError: it cannot be read, or is not TOML; it says where.
+    """
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not TOML: {error}") from None
+
+
+def find_config(start: Path) -> Config | None:
+    """The nearest file of defaults in ``start`` or above it."""
+    for folder in (start, *start.parents):
+        if (folder / OWN).is_file():
+            return Config(folder / OWN, read_toml(folder / OWN))
+        if (folder / SHARED).is_file():
+            config = _shared(folder / SHARED)
+            if config is not None:
+                return config
+    return None
+
+
+def read_config(path: Path) -> Config:
+    """The file that ``--config`` names: a ``pyproject.toml`` or one like ``opdtool.toml``."""
+    path = path.absolute()
+    if path.name != SHARED:
+        return Config(path, read_toml(path))
+    return _shared(path) or Config(path, {})
+
+
+def _shared(path: Path) -> Config | None:
+    tool = read_toml(path).get("tool")
+    table = tool.get("opdtool") if isinstance(tool, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise InputError(f"{path}: tool.opdtool is not a table")
+    return None if table is None else Config(path, table)
+
+
+def defaults_for(config: Config, command: str, commands: Mapping[str, str]) -> dict[str, Any]:
+    """Values by parameter for one command, as if they had been typed.
+
+    Raises:
+        InputError: a key that is no option (of that command, or of any), or a value of a
+            kind that the option does not take. The whole file is checked, whatever the command.
+    """
+    found: dict[str, Any] = {}
+    mine = options(command)
+    for key, value in config.table.items():
+        if key in commands:
+            continue
+        if key in mine:
+            found[mine[key].parameter] = _value(config, mine[key], key, value)
+        elif not any(key in options(name) for name in commands):
+            known = {shape.key for name in commands for shape in options(name).values()}
+            raise _unknown(config, key, known | set(commands))
+    for name in commands:
+        table = config.table.get(name, {})
+        if not isinstance(table, dict):
+            raise InputError(f"{config.path}: {name} is a command; write a table [{name}]")
+        for key, value in table.items():
+            shape = options(name).get(key)
+            if shape is None:
+                known = {shape.key for shape in options(name).values()}
+                raise _unknown(config, f"{name}.{key}", known, key)
+            if name == command:
+                found[shape.parameter] = _value(config, shape, f"{name}.{key}", value)
+    return found
+
+
+def _unknown(config: Config, shown: str, known: set[str], key: str | None = None) -> InputError:
+    hint = did_you_mean(key or shown, sorted(known))
+    return InputError(f"{config.path}: there is no option {shown!r}{hint}")
+
+
+def _value(config: Config, shape: Shape, key: str, value: Any) -> Any:
+    """The value as typed on the command line; relative paths are taken from the file."""
+    where = f"{config.path}: {key}"
+    if shape.flag:
+        if not isinstance(value, bool):
+            raise InputError(f"{where} is {value!r}; expected true or false")
+        return value
+    items = value if isinstance(value, list) and shape.multiple else [value]
+    if not all(isinstance(item, str | int | float) and type(item) is not bool for item in items):
+        kinds = "a text, a number or a list of them" if shape.multiple else "a text or a number"
+        raise InputError(f"{where} is {value!r}; expected {kinds}")
+    texts = [str(item) for item in items]
+    if shape.path:
+        texts = [relative_to(text, config.path.parent) for text in texts]
+    return texts if shape.multiple else texts[0]
+
+
+def take_environment(command: Any, name: str) -> Any:
+    """The command with every option readable from the environment; returns it.
+
+    ``--max-memory`` of ``pack`` is ``OPDTOOL_PACK_MAX_MEMORY``, else ``OPDTOOL_MAX_MEMORY``.
+    """
+    for parameter in command.params:
+        if parameter.param_type_name != "option" or parameter.name is None:
+            continue
+        option = parameter.name.upper()
+        names = [f"OPDTOOL_{name.upper().replace('-', '_')}_{option}"]
+        # OPDTOOL_CONFIG is the file of defaults, never a checkpoint's config.json.
+        if option != "CONFIG":
+            names.append(f"OPDTOOL_{option}")
+        parameter.envvar = names
+        parameter.show_envvar = False
+    return command

@@ -1,0 +1,79 @@
+"""What options a command has, for what configures them from a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One option: its keys in a file (the spellings without dashes, the longest first), its
+    parameter, and what values it takes. ``off`` is the key of a flag's opposite."""
+
+    keys: tuple[str, ...]
+    parameter: str
+    flag: bool
+    off: str | None
+    multiple: bool
+    path: bool
+
+    @property
+    def key(self) -> str:
+        """The key that people write."""
+        return self.keys[0]
+
+
+@cache
+def options(command: str) -> Mapping[str, Shape]:
+    """Every option of a command by every key that means it."""
+    from opdtool.cli.main import load
+
+    hints = get_type_hints(_function(command), include_extras=True)
+    found: dict[str, Shape] = {}
+    for parameter in load(command).params:
+        if parameter.param_type_name != "option" or parameter.name not in hints:
+            continue
+        keys = sorted((text.lstrip("-") for text in parameter.opts), key=len, reverse=True)
+        shape = Shape(
+            keys=tuple(keys),
+            parameter=parameter.name,
+            flag=bool(parameter.is_flag),
+            off=next((text.lstrip("-") for text in parameter.secondary_opts), None),
+            multiple=bool(parameter.multiple),
+            path=_is_path(hints[parameter.name], parameter.metavar),
+        )
+        found |= dict.fromkeys(keys, shape)
+    return found
+
+
+def _function(command: str) -> Any:
+    return import_module(f"opdtool.cli.{command.replace('-', '_')}").command
+
+
+def _is_path(hint: Any, metavar: str | None) -> bool:
+    """Paths, and texts that hold one: ``[INDEX=]PATH[:KEY]``."""
+    if re.search(r"PATH|FILE|DIR", metavar or ""):
+        return True
+    if hint is Path:
+        return True
+    return get_origin(hint) is not None and any(_is_path(part, None) for part in get_args(hint))
+
+
+def relative_to(text: str, folder: Path) -> str:
+    """A path, or ``INDEX=PATH``, taken from ``folder`` where it is not absolute.
+
+    ``-`` (standard input) stays.
+    """
+    index, path = _split_index(text)
+    return text if path == "-" else f"{index}{folder / path}"
+
+
+def _split_index(text: str) -> tuple[str, str]:
+    match = re.match(r"\d+=", text)
+    return (match[0], text[match.end() :]) if match else ("", text)
