@@ -109,6 +109,10 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from opdtool.cli.nearest import did_you_mean
+
+            ctx.fail(f"there is no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         name, stub, rest = super().resolve_command(ctx, args)
         return (name, load(str(name)) if stub else None, rest)
 
@@ -176,8 +180,8 @@ def _take_defaults(ctx: typer.Context, path: Path | None, isolated: bool) -> Non
     """Give the command that is about to run its defaults from a file, where there is one."""
     from opdtool.cli.defaults import active, defaults_for, find_config, read_config
 
-    if path is not None and isolated:
-        raise InputError("--config and --isolated contradict each other; give one of them")
+    if isolated and path is not None and _from_environment(ctx, "isolated"):
+        isolated = _from_environment(ctx, "config")  # what was typed wins
     config = None
     if not isolated:
         config = read_config(path) if path is not None else find_config(Path.cwd())
@@ -185,6 +189,11 @@ def _take_defaults(ctx: typer.Context, path: Path | None, isolated: bool) -> Non
     name = str(ctx.invoked_subcommand)
     if config is not None and name in COMMANDS:
         ctx.default_map = {name: defaults_for(config, name, COMMANDS)}
+
+
+def _from_environment(ctx: typer.Context, parameter: str) -> bool:
+    source = ctx.get_parameter_source(parameter)
+    return source is not None and source.name == "ENVIRONMENT"
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -205,8 +214,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(format_message())
             return 2
-        hint = f"; see {context.command_path} --help" if context else ""
-        _say(f"error: {format_message().rstrip('.')}{hint}")
+        message = format_message().rstrip(".")
+        hint = f"; see {context.command_path} --help" if context and message[-1:] != "?" else ""
+        _say(f"error: {message}{hint}")
         return 2
     if status == 130:
         _say("interrupted")

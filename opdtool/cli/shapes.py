@@ -70,10 +70,11 @@ def relative_to(text: str, folder: Path) -> str:
 
     ``-`` (standard input) stays.
     """
-    index, path = _split_index(text)
+    index, path = split_index(text)
     return text if path == "-" else f"{index}{folder / path}"
 
 
-def _split_index(text: str) -> tuple[str, str]:
+def split_index(text: str) -> tuple[str, str]:
+    """``INDEX=`` and the rest of ``INDEX=PATH``; the first is empty where there is none."""
     match = re.match(r"\d+=", text)
     return (match[0], text[match.end() :]) if match else ("", text)
