@@ -290,6 +290,9 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=2, thread_name_prefix="opdtool-hash")
 
 
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+
+
 def _sync_and_hash(fd: int, size: int) -> str:
     """The sha256 of an open file, read back from the page cache, and its data made durable."""
     try:
