@@ -158,7 +158,7 @@ def _decreasing(lengths: Ints, capacity: int, algorithm: str) -> tuple[Index, in
 def _by_bin(bin_of: Index, lengths: Ints, count: int, capacity: int) -> Bins:
     sizes, loads = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     for rows in chunks(len(lengths)):
-        sizes += np.bincount(bin_of[rows], minlength=count)
+        np.add.at(sizes, bin_of[rows], 1)
         np.add.at(loads, bin_of[rows], lengths[rows])
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
     order = np.empty_like(bin_of)

@@ -47,7 +47,7 @@ def first_fit_shuffled(lengths: Ints, capacity: int, seed: int) -> tuple[Index, 
     # Two neighbouring bins of a first fit together hold more than one capacity.
     most = min(len(lengths), 2 * -(-int(lengths.sum()) // capacity) + 1)
     leaves = 1 << max(most - 1, 0).bit_length()
-    room = array("q", [capacity]) * (2 * leaves)
+    room = array("i" if capacity < 2**31 else "q", [capacity]) * (2 * leaves)
     bins = 0
     for rows in chunks(len(lengths)):
         chosen = array("q")

@@ -28,8 +28,11 @@ Index = npt.NDArray[np.signedinteger]
 Run = tuple[int, int, int]
 """(first bin, number of bins, room left in each)."""
 
-CHUNK_ROWS = 1 << 20
-"""Rows that are expanded at a time: temporaries stay below some 50 MiB at any batch size."""
+CHUNK_ROWS = 1 << 17
+"""Rows that are handled at a time: temporaries stay in the cache, at any batch size."""
+
+LONGEST_TABLE = 1 << 20
+"""Longest row for which classes are looked up in a table by length, not searched."""
 
 
 def index_dtype(rows: int) -> type[np.signedinteger]:
@@ -83,7 +86,7 @@ class LengthClasses:
     def of(cls, lengths: Ints) -> LengthClasses:
         """The classes of lengths [N], all at least 1."""
         longest = int(lengths.max(initial=0))
-        if longest > max(len(lengths) // 4, 1 << 16):
+        if longest > min(max(len(lengths), 1 << 16), LONGEST_TABLE):
             values, counts = np.unique(lengths, return_counts=True)
             return cls(values=values[::-1].copy(), counts=counts[::-1].copy(), table=None)
         histogram = np.zeros(longest + 1, dtype=np.int64)
