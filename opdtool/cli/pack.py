@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -157,7 +158,7 @@ def run(job: PackJob) -> Report:
         plan = plan_packs(batch.lengths, geometry, job.bins, drop_empty=job.drop_empty)
         hasher = InputHasher(job.batch)
         writer = PackWriter(batch=batch, plan=plan, contents=contents, max_memory=job.max_memory)
-        with OutputDir(job.output, force=job.force) as out:
+        with OutputDir(job.output, force=job.force) as out, one_thread():
             for microbatch in range(plan.microbatches):
                 writer.write(out, microbatch, range(geometry.cp_size))
             manifest = make_manifest(
@@ -171,6 +172,19 @@ def run(job: PackJob) -> Report:
             )
             out.finish(manifest.to_json())
         return pack_report(plan, utilisation(plan), contents, job)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread: moving bytes gains nothing from more, and hashing wants the rest."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _recorded_geometry(job: PackJob, geometry: PackGeometry) -> dict[str, Scalar]:

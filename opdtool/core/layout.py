@@ -36,6 +36,22 @@ def as_offsets(values: CuSeqlens) -> Ints:
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
+def runs(start: Ints, count: Ints) -> Ints:
+    """The integers start[i], start[i] + 1, ... of every run, one run after the other.
+
+    Counts are at least 1. Steps of one, and at each run's beginning the jump that leads
+    there, summed up: no loop, one pass.
+
+        start 5 0, count 2 3:   5 6 0 1 2
+    """
+    if not len(start):
+        return np.zeros(0, dtype=np.int64)
+    steps = np.ones(int(count.sum()), dtype=np.int64)
+    steps[0] = start[0]
+    steps[np.cumsum(count)[:-1]] = start[1:] - start[:-1] - count[:-1] + 1
+    return np.cumsum(steps, out=steps)
+
+
 def cp_window(length: int, cp_rank: int, cp_size: int) -> tuple[slice, slice]:
     """The two slices of a segment that one context-parallel rank owns.
 
@@ -268,18 +284,36 @@ class PackedLayout:
 
         padded 8, cp_size 2, rank 0:   0 1 6 7
         """
+        segment, position, count = self._windows(cp_rank, start, stop)
+        return torch.from_numpy(runs(self.cu_seqlens_padded[segment] + position, count))
+
+    def local_positions(self, cp_rank: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """The positions in their segments of local slots [start, stop), int64 [stop - start]."""
+        _, position, count = self._windows(cp_rank, start, stop)
+        return torch.from_numpy(runs(position, count))
+
+    def _windows(self, cp_rank: int, start: int, stop: int | None) -> tuple[Ints, Ints, Ints]:
+        """Runs of neighbouring slots behind local slots [start, stop): segment, first position
+        in it, count; none is empty."""
         check_cp_rank(cp_rank, self.cp_size)
         stop = self.local_total if stop is None else stop
-        local = torch.arange(start, stop, dtype=torch.int64)
+        offsets = self.cu_seqlens_padded // self.cp_size
+        first = max(int(np.searchsorted(offsets, start, side="right")) - 1, 0)
+        last = min(int(np.searchsorted(offsets, stop, side="left")), self.num_segments)
+        segment = np.arange(first, last, dtype=np.int64)
+        padded = self.padded_lengths[segment]
         if self.cp_size == 1:
-            return local
-        segment = self._search(self.cu_seqlens_padded // self.cp_size, local)
-        begin = torch.from_numpy(self.cu_seqlens_padded)[segment]
-        chunk = torch.from_numpy(self.padded_lengths // (2 * self.cp_size))[segment]
-        within = local - begin // self.cp_size
-        second = within >= chunk
-        last = 2 * self.cp_size - 1 - cp_rank
-        return begin + within + torch.where(second, (last - 1) * chunk, cp_rank * chunk)
+            position, count = np.zeros_like(padded), padded
+        else:
+            chunk = padded // (2 * self.cp_size)
+            back = (2 * self.cp_size - 1 - cp_rank) * chunk
+            position = np.stack([cp_rank * chunk, back], axis=1).ravel()
+            segment, count = np.repeat(segment, 2), np.repeat(chunk, 2)
+        # Clip the runs to the slots asked for.
+        begin = offsets[min(first, self.num_segments)] + np.cumsum(count) - count
+        low, high = np.maximum(begin, start), np.minimum(begin + count, stop)
+        keep = high > low
+        return segment[keep], (position + low - begin)[keep], (high - low)[keep]
 
     def owners(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """(cp_rank, local slot) of given slots of the pack, each int64 like ``slots``."""

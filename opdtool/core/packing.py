@@ -19,6 +19,7 @@ from opdtool.core.layout import (
     Pieces,
     as_offsets,
     check_cp_rank,
+    runs,
 )
 
 _COPY_RUN = 384
@@ -85,7 +86,7 @@ def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor
         for to, at, n in zip(dst.tolist(), src.tolist(), count.tolist(), strict=True):
             out[to : to + n] = source[at : at + n]
     elif len(dst):
-        out[_host_runs(dst, count)] = source.take(_host_runs(src, count), axis=0, mode="clip")
+        out[runs(dst, count)] = source.take(runs(src, count), axis=0, mode="clip")
     return torch.from_numpy(out).view(flat.dtype)
 
 
@@ -93,24 +94,15 @@ def _fill_on_device(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int)
     filled = int(count.sum())
     if filled == 0:
         return flat.new_zeros(slots, *flat.shape[1:])
-    values = flat.index_select(0, _runs(src, count, flat.device))
+    values = flat.index_select(0, _device_runs(src, count, flat.device))
     if filled == slots:
         return values
     out = flat.new_zeros(slots, *flat.shape[1:])
-    return out.index_copy(0, _runs(dst, count, flat.device), values)
+    return out.index_copy(0, _device_runs(dst, count, flat.device), values)
 
 
-def _host_runs(start: Ints, count: Ints) -> Ints:
-    """The indices start[i], start[i] + 1, ... of every (non-empty) run, one after the other:
-    steps of one, and at each run's beginning the jump that leads there."""
-    steps = np.ones(int(count.sum()), dtype=np.int64)
-    steps[0] = start[0]
-    steps[np.cumsum(count)[:-1]] = start[1:] - start[:-1] - count[:-1] + 1
-    return np.cumsum(steps, out=steps)
-
-
-def _runs(start: Ints, count: Ints, device: torch.device) -> Tensor:
-    """:func:`_host_runs`, made on the device from one number a run."""
+def _device_runs(start: Ints, count: Ints, device: torch.device) -> Tensor:
+    """:func:`opdtool.core.layout.runs`, made on the device from one number a run."""
     total = int(count.sum())
     before = np.cumsum(count) - count
     offset, repeats = to_device(start - before, device), to_device(count, device)
@@ -251,4 +243,4 @@ def pack_positions(
 ) -> Tensor:
     """Position ids of one rank's local slots [start, stop), int64 [stop - start]: from 0 in
     each segment, running on through its padding."""
-    return layout.positions_of(layout.global_slots(cp_rank, start, stop))[1]
+    return layout.local_positions(cp_rank, start, stop)

@@ -212,8 +212,8 @@ class PackWriter:
                 target.leave_zero(name)
 
     def _sample_weights(self, name: str, block: Tensor, rows: Any) -> Tensor | None:
-        if block.is_floating_point() and not bool(torch.isfinite(block).all()):
-            bad = int((~torch.isfinite(block)).any(dim=1).nonzero()[0])
+        bad = _first_row_not_finite(block)
+        if bad is not None:
             raise InputError(
                 f"{self.batch.paths[0]}: {name} has a value that is not finite in row "
                 f"{int(rows[bad])}; a mask holds finite weights, 0 to leave a token out"
@@ -273,6 +273,15 @@ class _Target:
         for file in self.files.values():
             per_slot = math.prod(file.shape(name)[2:])
             file.leave_zero(name, self.part.local_total * per_slot)
+
+
+def _first_row_not_finite(block: Tensor) -> int | None:
+    """The first row of [rows, ...] with a NaN or an infinity."""
+    # A sum in float64 is finite only where every value is: one pass and no copy as a rule.
+    if not block.is_floating_point() or math.isfinite(float(block.sum(dtype=torch.float64))):
+        return None
+    bad = (~torch.isfinite(block)).flatten(1).any(dim=1).nonzero()
+    return int(bad[0]) if len(bad) else None
 
 
 def _rows(index: Any) -> Any:
