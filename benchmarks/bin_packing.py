@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.harness import Row, best, best_each, main
 from opdtool.core.binning import ALGORITHMS, pack_bins
-from opdtool.core.layout import Ints
+from opdtool.core.offsets import Ints
 
 CAPACITY = 8192
 SIZES = {"small": 10_000, "middle": 100_000, "large": 1_000_000}

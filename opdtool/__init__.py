@@ -17,7 +17,8 @@ _PUBLIC = {
     "opdtool.core.divergence": ("Divergences", "DivergenceSums", "chunked_divergences"),
     "opdtool.core.errors": ("InputError",),
     "opdtool.core.group": ("Group",),
-    "opdtool.core.layout": ("PackGeometry", "PackedLayout", "cp_window"),
+    "opdtool.core.layout": ("PackGeometry", "PackedLayout"),
+    "opdtool.core.offsets": ("cp_window",),
     "opdtool.core.masks": ("draft_token_mask", "pack_rolled_draft_token_mask"),
     "opdtool.core.metrics": ("MetricNormalizer", "rescale_loss_metrics"),
     "opdtool.core.packing": (

@@ -26,7 +26,7 @@ from opdtool.core.binning_classes import (
 )
 from opdtool.core.binning_spread import spread
 from opdtool.core.errors import InputError
-from opdtool.core.layout import Ints
+from opdtool.core.offsets import Ints
 
 Algorithm = Literal["concat", "ffd", "ffs", "mffd", "bfd"]
 

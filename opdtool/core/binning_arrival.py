@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from opdtool.core.binning_classes import Index, chunks, index_dtype
-from opdtool.core.layout import Ints
+from opdtool.core.offsets import Ints
 
 
 def concatenate(lengths: Ints, capacity: int) -> tuple[Index, int]:

@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from opdtool.core.layout import Ints
+from opdtool.core.offsets import Ints
 
 Index = npt.NDArray[np.signedinteger]
 Run = tuple[int, int, int]

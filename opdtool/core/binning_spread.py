@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from opdtool.core.binning_classes import Index
-from opdtool.core.layout import Ints
+from opdtool.core.offsets import Ints
 
 
 def spread(

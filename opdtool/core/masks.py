@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from opdtool.core.errors import InputError
-from opdtool.core.layout import CuSeqlens, PackedLayout, Pieces, as_offsets
+from opdtool.core.layout import PackedLayout
+from opdtool.core.offsets import CuSeqlens, Pieces, as_offsets
 from opdtool.core.packing import fill_pieces, pack_input_ids, roll_packed_seq_dim
 
 

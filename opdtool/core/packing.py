@@ -12,15 +12,8 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
-from opdtool.core.layout import (
-    CuSeqlens,
-    Ints,
-    PackedLayout,
-    Pieces,
-    as_offsets,
-    check_cp_rank,
-    runs,
-)
+from opdtool.core.layout import PackedLayout
+from opdtool.core.offsets import CuSeqlens, Ints, Pieces, as_offsets, check_cp_rank, runs
 
 _COPY_RUN = 384
 """Runs longer than this (in elements) are copied one by one; shorter ones are gathered."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from opdtool.core.binning import pack_bins
 from opdtool.core.errors import InputError
-from opdtool.core.layout import Ints, PackedLayout, PackGeometry
+from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.offsets import Ints
 
 _NAMED = 8
 """How many rows a refusal names before it counts the rest."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.core.group import group_rank_size
-from opdtool.core.layout import CuSeqlens, PackedLayout, as_offsets, cp_window
+from opdtool.core.layout import PackedLayout
+from opdtool.core.offsets import CuSeqlens, as_offsets, cp_window
 
 PAYLOADS = ("hidden_states", "logits")
 """What a teacher payload can be."""

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
-from opdtool.core.layout import PackedLayout, Pieces
+from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import draft_pieces, token_weights
+from opdtool.core.offsets import Pieces
 from opdtool.core.packing import fill_pieces, pack_positions
 from opdtool.core.plan import PackPlan
 from opdtool.io.writer import TensorFileWriter, TensorSpec, dtype_code

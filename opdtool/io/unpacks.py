@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from opdtool.core.errors import InputError
-from opdtool.core.layout import Ints, PackedLayout
+from opdtool.core.layout import PackedLayout
+from opdtool.core.offsets import Ints
 from opdtool.core.packing import gather_cp, unpack_rows
 from opdtool.io.manifest import Manifest, read_manifest
 from opdtool.io.packs import pack_name

@@ -11,7 +11,7 @@ import pytest
 from opdtool.core import binning_classes
 from opdtool.core.binning import ALGORITHMS, Bins, pack_bins, utilisation
 from opdtool.core.errors import InputError
-from opdtool.core.layout import Ints
+from opdtool.core.offsets import Ints
 from tests.reference import binning as reference
 
 

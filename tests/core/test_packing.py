@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from opdtool.core.layout import PackedLayout, PackGeometry, cp_window
+from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.offsets import cp_window
 from opdtool.core.packing import (
     gather_cp,
     pack_input_ids,

@@ -1,0 +1,122 @@
+"""Cumulative lengths, runs of neighbouring slots, and the context-parallel window.
+
+The small vocabulary that layouts, packing and checks are written in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from opdtool.core.errors import InputError
+
+Ints = npt.NDArray[np.int64]
+CuSeqlens = Sequence[int] | Tensor | Ints
+
+
+def as_offsets(values: CuSeqlens) -> Ints:
+    """Cumulative lengths as an int64 array [N+1]; a tensor costs one synchronisation."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().to(torch.int64).numpy()
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def runs(start: Ints, count: Ints) -> Ints:
+    """The integers start[i], start[i] + 1, ... of every run, one run after the other.
+
+    Counts are at least 1. Steps of one, and at each run's beginning the jump that leads
+    there, summed up: no loop, one pass.
+
+        start 5 0, count 2 3:   5 6 0 1 2
+    """
+    if not len(start):
+        return np.zeros(0, dtype=np.int64)
+    steps = np.ones(int(count.sum()), dtype=np.int64)
+    steps[0] = start[0]
+    steps[np.cumsum(count)[:-1]] = start[1:] - start[:-1] - count[:-1] + 1
+    return np.cumsum(steps, out=steps)
+
+
+def cp_window(length: int, cp_rank: int, cp_size: int) -> tuple[slice, slice]:
+    """The two slices of a segment that one context-parallel rank owns.
+
+    A segment of ``length`` slots is cut into ``2 * cp_size`` equal chunks; rank r owns chunk
+    r and chunk ``2 * cp_size - 1 - r``, so that causal attention costs every rank the same.
+
+        length 8, cp_size 2:   0 1 | 2 3 | 4 5 | 6 7
+                      rank:     0  |  1  |  1  |  0
+
+    With ``cp_size`` 1 the first slice is the whole segment and the second is empty.
+
+    Raises:
+        InputError: ``length`` is not a multiple of ``2 * cp_size``, or the rank is none.
+    """
+    check_cp_rank(cp_rank, cp_size)
+    if cp_size == 1:
+        return slice(0, length), slice(length, length)
+    chunk, rest = divmod(length, 2 * cp_size)
+    if rest:
+        raise InputError(
+            f"a segment of {length} slots cannot be cut for cp_size {cp_size}: "
+            f"its length must be a multiple of {2 * cp_size}"
+        )
+    last = 2 * cp_size - 1 - cp_rank
+    return (
+        slice(cp_rank * chunk, (cp_rank + 1) * chunk),
+        slice(last * chunk, (last + 1) * chunk),
+    )
+
+
+def check_cp_rank(cp_rank: int, cp_size: int) -> None:
+    """Refuse a context-parallel size below 1 or a rank outside it."""
+    if cp_size < 1:
+        raise InputError(f"cp_size is {cp_size}; it must be at least 1")
+    if not 0 <= cp_rank < cp_size:
+        raise InputError(f"cp_rank is {cp_rank}, outside 0..{cp_size - 1} for cp_size {cp_size}")
+
+
+def check_cp_multiple(padded_lengths: Ints, cp_size: int) -> None:
+    """Refuse padded lengths [N] that cannot be cut into 2 * cp_size chunks, naming the first."""
+    if cp_size == 1:
+        return
+    uneven = np.flatnonzero(padded_lengths % (2 * cp_size))
+    if len(uneven):
+        b = int(uneven[0])
+        raise InputError(
+            f"sequence {b} has a padded length of {padded_lengths[b]}, which is not a multiple "
+            f"of {2 * cp_size} (2 x cp_size {cp_size}); pad every sequence to one"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Runs of neighbouring slots that are filled from neighbouring tokens of one row.
+
+    Sorted by ``dst``; slots that no piece covers are zero. All arrays are int64 [P].
+    """
+
+    dst: Ints
+    """First local slot of the run."""
+    segment: Ints
+    """Which segment the run belongs to."""
+    position: Ints
+    """First position in the segment (so in the row) that the run is filled from."""
+    count: Ints
+    """How many slots."""
+
+    def clip(self, first: int, stop: int) -> Pieces:
+        """The parts that are filled from positions [first, stop) of their rows."""
+        begin = np.maximum(self.position, first)
+        count = np.minimum(self.position + self.count, stop) - begin
+        keep = count > 0
+        return Pieces(
+            dst=(self.dst + begin - self.position)[keep],
+            segment=self.segment[keep],
+            position=begin[keep],
+            count=count[keep],
+        )
