@@ -7,12 +7,14 @@ class RankError(RuntimeError):
     """A rank failed, or the ranks could not meet: the rank, and what stopped it.
 
     An input that a rank refuses stays an :class:`~opdtool.core.errors.InputError`; this is for
-    everything else.
+    everything else. ``trace`` is the rank's traceback where its own code failed, which is a
+    defect of opdtool; without it the rank was lost.
     """
 
-    def __init__(self, message: str, *, rank: int | None = None) -> None:
+    def __init__(self, message: str, *, rank: int | None = None, trace: str = "") -> None:
         super().__init__(message)
         self.rank = rank
+        self.trace = trace
 
 
 class RunEnded(BaseException):

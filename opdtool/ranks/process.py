@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -53,9 +54,14 @@ class ProcessGroup(TorchGroup):
         except RuntimeError as error:
             raise RankError(
                 f"rank {self.rank} of {self.size} could not complete {name}: "
-                f"{str(error).splitlines()[0]}; another rank has failed, or did not come in time",
+                f"{_plain(error)}; another rank has failed, or did not come in time",
                 rank=self.rank,
             ) from error
+
+
+def _plain(error: RuntimeError) -> str:
+    """The first line of a backend's error, without the source file that it begins with."""
+    return re.sub(r"^\[[^\]]*\]\s*", "", str(error).splitlines()[0])
 
 
 def transport_device(group: object) -> torch.device:

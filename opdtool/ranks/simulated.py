@@ -10,6 +10,7 @@ hanging.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ class _Post:
     """What one rank brings to a collective."""
 
     name: str
+    members: tuple[int, ...]
     tensors: list[Tensor]
     widths: Sequence[int] | None = None
 
@@ -83,41 +85,62 @@ class _World:
         ready = [r for r in range(self.size) if r not in self.posts and r not in self.done]
         if not ready and self.posts:
             try:
-                self.inbox = self._deliver()
+                ready = self._deliver()
             except InputError as error:
                 self.failure = (None, error)
-            self.posts = {}
-            ready = [0]
         self.running = ready[0] if ready else -1
         self.turn.notify_all()
 
-    def _deliver(self) -> dict[int, list[Tensor]]:
-        name = next(iter(self.posts.values())).name
-        for rank in range(self.size):
-            if rank not in self.posts:
+    def _deliver(self) -> list[int]:
+        """Hand over the messages of every group whose members all wait; returns the members."""
+        groups = {post.members for post in self.posts.values()}
+        complete = [
+            members
+            for members in sorted(groups)
+            if all(r in self.posts and self.posts[r].members == members for r in members)
+        ]
+        if not complete:
+            self._refuse_deadlock()
+        for members in complete:
+            self.inbox |= _exchange(members, [self.posts.pop(r) for r in members])
+        return sorted(r for members in complete for r in members)
+
+    def _refuse_deadlock(self) -> None:
+        """Every rank waits or has ended, and no group is whole: say who is missing."""
+        rank, post = min(self.posts.items())
+        for other in post.members:
+            if other in self.done:
+                waiting = [r for r in post.members if r in self.posts]
                 raise InputError(
-                    f"rank {rank} of {self.size} ended without entering {name}, in which "
-                    f"{_ranks(self.posts)} wait"
+                    f"rank {other} of {self.size} ended without entering {post.name}, in which "
+                    f"{_ranks(waiting)} wait"
                 )
-        first = self.posts[0]
-        for rank, post in self.posts.items():
-            if post.name != first.name:
-                raise InputError(
-                    f"the ranks disagree: rank 0 entered {first.name}, rank {rank} {post.name}"
-                )
-            _check_agreement(first, post, rank)
-        if first.name == "all_gather":
-            return {
-                to: [self.posts[r].tensors[0].clone() for r in range(self.size)]
-                for to in range(self.size)
-            }
-        inbox = {
-            to: [self.posts[r].tensors[to].clone() for r in range(self.size)]
-            for to in range(self.size)
-        }
-        for to, tensors in inbox.items():
-            check_widths([t.shape[-1] for t in tensors], self.posts[to].widths, to)
-        return inbox
+        others = {r: p for r, p in self.posts.items() if p.members != post.members}
+        other = min(others)
+        raise InputError(
+            f"the ranks disagree: rank {rank} entered {post.name} with {_ranks(post.members)}, "
+            f"rank {other} {others[other].name} with {_ranks(others[other].members)}"
+        )
+
+
+def _exchange(members: tuple[int, ...], posts: list[_Post]) -> dict[int, list[Tensor]]:
+    """What each member receives, when ``posts`` are what the members bring."""
+    first = posts[0]
+    for rank, post in zip(members, posts, strict=True):
+        if post.name != first.name:
+            raise InputError(
+                f"the ranks disagree: rank {members[0]} entered {first.name}, "
+                f"rank {rank} {post.name}"
+            )
+        _check_agreement(members[0], first, rank, post)
+    if first.name == "all_gather":
+        return {to: [post.tensors[0].clone() for post in posts] for to in members}
+    inbox = {
+        to: [post.tensors[place].clone() for post in posts] for place, to in enumerate(members)
+    }
+    for to, post in zip(members, posts, strict=True):
+        check_widths([t.shape[-1] for t in inbox[to]], post.widths, to)
+    return inbox
 
 
 def _ranks(ranks: Any) -> str:
@@ -125,51 +148,63 @@ def _ranks(ranks: Any) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def _check_agreement(first: _Post, post: _Post, rank: int) -> None:
-    """Hold the dtype and the dimensions that must agree equal to rank 0's."""
+def _check_agreement(leader: int, first: _Post, rank: int, post: _Post) -> None:
+    """Hold the dtype and the dimensions that must agree equal to the first member's."""
     end = None if post.name == "all_gather" else -1
     mine, others = post.tensors[0], first.tensors[0]
     if mine.dtype == others.dtype and mine.shape[:end] == others.shape[:end]:
         return
     raise InputError(
-        f"the ranks disagree in {post.name}: rank 0 brings {others.dtype} {list(others.shape)}, "
-        f"rank {rank} {mine.dtype} {list(mine.shape)}"
+        f"the ranks disagree in {post.name}: rank {leader} brings {others.dtype} "
+        f"{list(others.shape)}, rank {rank} {mine.dtype} {list(mine.shape)}"
     )
 
 
 class SimulatedGroup:
     """One rank's view of a simulated group; see :func:`run_simulated`."""
 
-    def __init__(self, world: _World, rank: int) -> None:
+    def __init__(self, world: _World, world_rank: int, members: tuple[int, ...]) -> None:
         self._world = world
-        self._rank = rank
+        self._world_rank = world_rank
+        self._members = members
 
     @property
     def rank(self) -> int:
-        return self._rank
+        return self._members.index(self._world_rank)
 
     @property
     def size(self) -> int:
-        return self._world.size
+        return len(self._members)
+
+    def among(self, ranks: Sequence[int]) -> SimulatedGroup:
+        """The group of these ranks of the whole run, in this order; this rank is one of them."""
+        return SimulatedGroup(self._world, self._world_rank, tuple(ranks))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return self._world.exchange(self.rank, _Post("all_gather", [tensor.detach()]))
+        return self._exchange(_Post("all_gather", self._members, [tensor.detach()]))
 
     def all_to_all(
         self, tensors: Sequence[Tensor], widths: Sequence[int] | None = None
     ) -> list[Tensor]:
         check_messages(tensors, self.size, self.rank, widths)
-        post = _Post("all_to_all", [tensor.detach() for tensor in tensors], widths)
-        return self._world.exchange(self.rank, post)
+        sent = [tensor.detach() for tensor in tensors]
+        return self._exchange(_Post("all_to_all", self._members, sent, widths))
+
+    def _exchange(self, post: _Post) -> list[Tensor]:
+        return self._world.exchange(self._world_rank, post)
 
 
 def run_simulated(
-    size: int, fn: Callable[[SimulatedGroup], T], *, timeout: float = DEFAULT_TIMEOUT
+    size: int,
+    fn: Callable[[SimulatedGroup], T],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    name: Callable[[int], str] | None = None,
 ) -> list[T]:
     """What ``fn(group)`` returns on each of ``size`` simulated ranks, in rank order.
 
     ``fn`` is rank-local code. It may call backward: a rank's backward pass runs in its own
-    thread, also on CUDA. Gradient mode is the caller's.
+    thread, also on CUDA. Gradient mode is the caller's. ``name`` says what errors call a rank.
 
     Raises:
         InputError: a rank refused its input (named in front of the message), or the ranks
@@ -193,7 +228,7 @@ def run_simulated(
                 torch.autograd.set_multithreading_enabled(False),
                 torch.set_grad_enabled(grad_mode),
             ):
-                results[rank] = fn(SimulatedGroup(world, rank))
+                results[rank] = fn(SimulatedGroup(world, rank, tuple(range(size))))
             world.finish(rank)
         except RunEnded:
             return
@@ -214,7 +249,9 @@ def run_simulated(
     for thread in threads:
         thread.join()
     if world.failure is not None:
-        _raise(world, *world.failure)
+        rank, cause = world.failure
+        who = "" if rank is None else name(rank) if name else f"rank {rank} of {size}"
+        _raise(who, rank, cause)
     return [results[rank] for rank in range(size)]
 
 
@@ -231,12 +268,13 @@ def _watch(world: _World) -> None:
                 )
 
 
-def _raise(world: _World, rank: int | None, error: BaseException) -> None:
+def _raise(who: str, rank: int | None, error: BaseException) -> None:
     """Raise what ended the run, with the rank in front."""
     if rank is None or not isinstance(error, Exception):
         raise error
     if isinstance(error, InputError):
-        raise InputError(f"rank {rank} of {world.size}: {error}") from error
+        raise InputError(f"{who}: {error}") from error
+    trace = "".join(traceback.format_exception(error))
     raise RankError(
-        f"rank {rank} of {world.size} failed: {type(error).__name__}: {error}", rank=rank
+        f"{who} failed: {type(error).__name__}: {error}", rank=rank, trace=trace
     ) from error

@@ -1,0 +1,133 @@
+"""What ranks in different processes tell each other: small messages on a torch.distributed store.
+
+The driver (rank 0's process under torchrun, the parent of spawned ranks) posts tasks and the
+final status; every rank posts a greeting, a heartbeat and its outcomes. Every call returns at
+once: nothing here waits inside the store, so a lost rank cannot block a healthy one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from opdtool.ranks.stores import Store
+
+BEAT_SECONDS = 0.5
+"""How often a rank says that it lives."""
+
+_PIECE = 4 << 20  # the store refuses values above 8 MiB
+
+Kind = Literal["ok", "input", "internal", "collective"]
+
+
+class Outcome(NamedTuple):
+    """How one rank's work ended. ``value`` is its result, or the error's text."""
+
+    kind: Kind
+    value: Any
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Where a rank's process is, and whether it has a GPU of its own."""
+
+    host: str
+    pid: int
+    started: str
+    own_gpu: bool
+
+    @classmethod
+    def mine(cls, own_gpu: bool) -> Greeting:
+        """The greeting of this process."""
+        pid = os.getpid()
+        return cls(host=_host(), pid=pid, started=_process_state(pid)[1], own_gpu=own_gpu)
+
+    def gone(self) -> bool:
+        """True when that process is known to have ended; False when it lives, or is on
+        another machine and cannot be asked."""
+        if self.host != _host() or not Path("/proc/self/stat").exists():
+            return False
+        state, started = _process_state(self.pid)
+        return state in ("", "Z", "X") or started != self.started
+
+
+def _host() -> str:
+    """One machine and one process namespace: process ids mean the same within it."""
+    parts = [socket.gethostname()]
+    try:
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        pass
+    return "/".join(parts)
+
+
+def _process_state(pid: int) -> tuple[str, str]:
+    """(state letter, start time) of a process; empty where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+class Board:
+    """Messages by key on a store. Values are pickled; both ends are one run of one tool."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def post(self, key: str, value: Any) -> None:
+        """Put a message up."""
+        data = pickle.dumps(value)
+        pieces = range(0, len(data), _PIECE)
+        for i, start in enumerate(pieces):
+            self._store.set(f"{key}/{i}", data[start : start + _PIECE])
+        # The head comes last: a reader that sees it finds every piece.
+        self._store.set(key, str(len(pieces)))
+
+    def read(self, key: str) -> Any:
+        """The message under a key, or None when there is none yet."""
+        if not self._store.check([key]):
+            return None
+        count = int(self._store.get(key))
+        return pickle.loads(b"".join(self._store.get(f"{key}/{i}") for i in range(count)))
+
+    def take(self, key: str) -> Any:
+        """As :meth:`read`, and takes the message down."""
+        value = self.read(key)
+        if value is not None:
+            for i in range(int(self._store.get(key))):
+                self._store.delete_key(f"{key}/{i}")
+            self._store.delete_key(key)
+        return value
+
+    def count(self, key: str, step: int = 1) -> int:
+        """Add to a counter and return it; a step of 0 only asks."""
+        return int(self._store.add(key, step))
+
+
+class Heart:
+    """A thread that counts up ``beat/RANK`` on the board for as long as the process lives."""
+
+    def __init__(self, board: Board, name: str) -> None:
+        self._board, self._key = board, f"beat/{name}"
+        self._stop = threading.Event()
+        threading.Thread(target=self._beat, daemon=True, name="opdtool-heart").start()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            try:
+                self._board.count(self._key)
+            except Exception:  # the store has gone; whoever polls it says so
+                return
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._stop.set()

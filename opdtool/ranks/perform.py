@@ -1,0 +1,188 @@
+"""One rank's work in its own process: the thread that does it, its device, its groups."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from opdtool.core.errors import InputError
+from opdtool.core.group import Group
+from opdtool.ranks.board import Outcome
+from opdtool.ranks.errors import RankError, RunEnded
+from opdtool.ranks.stores import Store, under
+from opdtool.ranks.topology import Topology, coordinates, make_topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of work for all ranks. ``backend`` is set where the work exchanges tensors."""
+
+    work: Callable[..., Any]
+    args: Sequence[Any]
+    backend: str | None = None
+    scratch: str | None = None
+    """A directory to take away should the driver be lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Which rank a process is, and how it reaches the others."""
+
+    rank: int
+    world_size: int
+    tp_size: int
+    cp_size: int
+    local_rank: int
+    local_size: int
+    device: str
+    timeout: float
+    threads: int | None = None
+    """torch's threads in this rank; None leaves them as they are."""
+
+    @property
+    def own_gpu(self) -> bool:
+        """Whether every rank on this machine has a GPU of its own that NCCL can use."""
+        wanted = self.device in ("auto", "cuda")
+        enough = wanted and torch.cuda.is_available()
+        return (
+            enough
+            and torch.cuda.device_count() >= self.local_size
+            and torch.distributed.is_nccl_available()
+        )
+
+    def torch_device(self) -> torch.device:
+        """The device that this rank computes on."""
+        return rank_device(self.device, self.local_rank)
+
+
+def rank_device(name: str, local_rank: int) -> torch.device:
+    """``--device`` for one rank: under ``auto`` and ``cuda`` neighbours take turns at the GPUs.
+
+    Raises:
+        InputError: a CUDA device that is not there.
+    """
+    gpus = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not gpus):
+        return torch.device("cpu")
+    device = torch.device("cuda" if name == "auto" else name)
+    if (device.index or 0) >= gpus:
+        raise InputError(f"--device {name} is not there: torch sees {gpus} CUDA devices")
+    return device if device.index is not None else torch.device("cuda", local_rank % gpus)
+
+
+class Performer:
+    """Does one task at a time in a thread of its own, so that the main thread can listen."""
+
+    def __init__(self, seat: Seat, connect: Callable[[], Store]) -> None:
+        self.seat = seat
+        self._connect = connect
+        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._groups: tuple[Group, Group] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="opdtool-rank")
+        self._thread.start()
+
+    def start(self, task: Task) -> None:
+        """Begin a task."""
+        self._idle.clear()
+        self._tasks.put(task)
+
+    def outcome(self) -> Outcome | None:
+        """How the task ended, once; None while it runs."""
+        try:
+            return self._outcomes.get_nowait()
+        except queue.Empty:
+            return None
+
+    def cancel(self, seconds: float) -> None:
+        """Stop the running task at its next Python instruction; wait for that, within bounds."""
+        if not self._idle.is_set() and self._thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread.ident), ctypes.py_object(RunEnded)
+            )
+            self._idle.wait(seconds)
+
+    def _run(self) -> None:
+        while True:
+            task = self._tasks.get()
+            try:
+                self._outcomes.put(self._perform(task))
+            except RunEnded:
+                self._outcomes.put(Outcome("internal", "the run was ended"))
+            self._idle.set()
+
+    def _perform(self, task: Task) -> Outcome:
+        try:
+            if self.seat.threads is not None:
+                torch.set_num_threads(self.seat.threads)
+            return Outcome("ok", task.work(self._topology(task.backend), *task.args))
+        except InputError as error:
+            return Outcome("input", str(error))
+        except RankError as error:
+            return Outcome("collective", str(error))
+        except Exception as error:
+            return Outcome("internal", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def _topology(self, backend: str | None) -> Topology:
+        seat = self.seat
+        device = seat.torch_device()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        topology = make_topology(seat.rank, seat.world_size, seat.tp_size, seat.cp_size, device)
+        if backend is None:
+            return topology
+        if self._groups is None:
+            self._groups = self._join(backend, topology)
+        return replace(topology, tp_group=self._groups[0], cp_group=self._groups[1])
+
+    def _join(self, backend: str, topology: Topology) -> tuple[Group, Group]:
+        """Initialise torch.distributed and make this rank's TP and CP groups."""
+        from opdtool.ranks.process import ProcessGroup
+
+        seat, timeout = self.seat, timedelta(seconds=self.seat.timeout)
+        try:
+            torch.distributed.init_process_group(
+                backend,
+                store=under("groups", self._connect()),  # type: ignore[arg-type]
+                rank=seat.rank,
+                world_size=seat.world_size,
+                timeout=timeout,
+            )
+            groups: list[Group] = []
+            for members, alone in (
+                (_neighbours(seat, axis=0), topology.tp_group),
+                (_neighbours(seat, axis=1), topology.cp_group),
+            ):
+                if len(members[0]) == 1:
+                    groups.append(alone)
+                    continue
+                mine, _ = torch.distributed.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                    members, timeout=timeout
+                )
+                groups.append(ProcessGroup(mine))
+        except RuntimeError as error:
+            raise RankError(
+                f"the ranks could not form their {backend} groups: {str(error).splitlines()[0]}",
+                rank=seat.rank,
+            ) from error
+        return groups[0], groups[1]
+
+
+def _neighbours(seat: Seat, *, axis: int) -> list[list[int]]:
+    """All groups of ranks that differ in their tensor- (0) or context-parallel (1) rank alone."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(seat.world_size):
+        place = list(coordinates(rank, seat.tp_size, seat.cp_size))
+        del place[axis]
+        groups.setdefault(tuple(place), []).append(rank)
+    return list(groups.values())
