@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 
 SCALES = ("small", "middle", "large")
 
@@ -86,31 +86,43 @@ def best_each(
     return fastest
 
 
+_LAUNCHER = """
+import json, os, subprocess, sys, time
+begin = time.perf_counter()
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
+_, status, usage = os.wait4(child.pid, 0)
+wall = time.perf_counter() - begin
+with open(sys.argv[1], "w") as out:
+    json.dump([os.waitstatus_to_exitcode(status), wall, usage.ru_utime + usage.ru_stime,
+               usage.ru_maxrss], out)
+"""
+
+
 def run(command: Sequence[str | Path], *, env: dict[str, str] | None = None) -> Run:
     """The command run to its end, with its wall time and peak resident memory."""
-    with TemporaryFile() as captured:
-        begin = time.perf_counter()
-        child = subprocess.Popen(
-            [os.fspath(word) for word in command],
-            stdin=subprocess.DEVNULL,
+    # A child's peak counts that of the process it was forked from, until it execs: a small
+    # launcher stands between, so that our own memory is not taken for the command's.
+    with TemporaryFile() as captured, NamedTemporaryFile() as figures:
+        subprocess.run(
+            [
+                sys.executable,
+                "-S",
+                "-c",
+                _LAUNCHER,
+                figures.name,
+                *[os.fspath(word) for word in command],
+            ],
             stdout=captured,
             stderr=subprocess.STDOUT,
             env=os.environ | (env or {}),
+            check=True,
         )
-        _, status, usage = os.wait4(child.pid, 0)
-        wall = time.perf_counter() - begin
-        child.returncode = os.waitstatus_to_exitcode(status)
+        returncode, wall, cpu, peak = json.loads(Path(figures.name).read_text())
         captured.seek(0)
         output = captured.read().decode(errors="replace")
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
-    return Run(
-        returncode=child.returncode,
-        wall=wall,
-        cpu=usage.ru_utime + usage.ru_stime,
-        peak_rss=usage.ru_maxrss * unit,
-        output=output,
-    )
+    return Run(returncode=returncode, wall=wall, cpu=cpu, peak_rss=peak * unit, output=output)
 
 
 def exponents(rows: Iterable[Row]) -> dict[str, float]:

@@ -34,6 +34,7 @@ from opdtool.cli.options import (
     parse_renames,
     parse_size,
 )
+from opdtool.cli.progress import progress
 from opdtool.findings import Bars, Report, Scalar, Table
 
 if TYPE_CHECKING:
@@ -157,8 +158,18 @@ def run(job: PackJob) -> Report:
         contents = PackContents.of(batch)
         plan = plan_packs(batch.lengths, geometry, job.bins, drop_empty=job.drop_empty)
         hasher = InputHasher(job.batch)
-        writer = PackWriter(batch=batch, plan=plan, contents=contents, max_memory=job.max_memory)
-        with OutputDir(job.output, force=job.force) as out, one_thread():
+        with (
+            OutputDir(job.output, force=job.force) as out,
+            one_thread(),
+            progress("pack, tokens", int(plan.lengths.sum())) as advance,
+        ):
+            writer = PackWriter(
+                batch=batch,
+                plan=plan,
+                contents=contents,
+                max_memory=job.max_memory,
+                advance=advance,
+            )
             for microbatch in range(plan.microbatches):
                 writer.write(out, microbatch, range(geometry.cp_size))
             manifest = make_manifest(

@@ -6,7 +6,7 @@ Legend: B batch rows, S row width, N segments, T packed slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,6 +98,8 @@ class PackWriter:
     plan: PackPlan
     contents: PackContents
     max_memory: int
+    advance: Callable[[int], None] = lambda tokens: None
+    """Told how many tokens have been packed since it was last told."""
 
     def write(self, sink: Sink, microbatch: int, cp_ranks: Collection[int]) -> None:
         """Write one microbatch's files for the given context-parallel ranks."""
@@ -119,6 +121,8 @@ class PackWriter:
             self._write_small(files, layout)
             for start, stop, columns in self._blocks(layout):
                 self._write_block(files, layout, start, stop, columns)
+                done = layout.cu_seqlens[stop] - layout.cu_seqlens[start]
+                self.advance(int(done) if columns is None else columns.stop - columns.start)
 
     def _specs(self, layout: PackedLayout) -> list[TensorSpec]:
         T, N = layout.local_total, layout.num_segments

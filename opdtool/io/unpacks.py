@@ -132,7 +132,7 @@ def _unpack_microbatch(
         tail = first.info(name).shape[2:]
         slot_bytes = first.info(name).itemsize * int(np.prod(tail))
         for start, stop in _blocks(
-            layout, packs.width, max(1, max_memory // (4 * max(slot_bytes, 8)))
+            layout, packs.width, max(1, max_memory // (8 * max(slot_bytes, 8)))
         ):
             part, base = layout.part(start, stop), layout.local_start(start)
             local = slice(base, base + part.local_total)
