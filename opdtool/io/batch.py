@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
-from opdtool.io.lengths import read_lengths, refuse_not_finite
+from opdtool.io.lengths import first_not_finite, read_lengths
 from opdtool.io.places import find_places
 from opdtool.io.slices import Rows
 from opdtool.io.tensors import TensorInfo, TensorSource, open_tensors
@@ -245,10 +245,7 @@ class Batch:
                 "expected, one weight a row"
             )
         mask = self.read("sample_mask")
-        for part in self._parts:
-            refuse_not_finite(
-                mask[part.first : part.first + part.rows], part.path, "sample_mask", 0
-            )
+        self._refuse_not_finite(mask, "sample_mask", np.arange(self.rows))
         return mask
 
     def token_mask(self, rows: slice | Rows = slice(None)) -> Tensor:
@@ -260,11 +257,20 @@ class Batch:
                 f"[{self.rows}, {self.width}] is expected, one weight a token"
             )
         mask = self.read("token_mask", rows)
-        if isinstance(rows, slice):
-            refuse_not_finite(mask, self._parts[0].path, "token_mask", rows.indices(self.rows)[0])
-        else:
-            refuse_not_finite(mask, self._parts[0].path, "token_mask", np.asarray(rows, np.int64))
+        numbers = np.arange(self.rows)[rows] if isinstance(rows, slice) else np.asarray(rows)
+        self._refuse_not_finite(mask, "token_mask", numbers)
         return mask
+
+    def _refuse_not_finite(self, mask: Tensor, name: str, rows: Rows) -> None:
+        """``rows`` are the numbers of the mask's rows in the batch."""
+        place = first_not_finite(mask)
+        if place is None:
+            return
+        path, row = self.file_of(int(rows[place[0]]))
+        index = ", ".join(str(part) for part in (row, *place[1:]))
+        raise InputError(
+            f"{path}: {name}[{index}] is {mask[place].item()}; a finite weight is expected"
+        )
 
     def row_chunks(self, name: str, max_bytes: int) -> Iterator[slice]:
         """Slices of rows that cover the batch, each of at most ``max_bytes`` (or one row)."""

@@ -107,21 +107,10 @@ def _first_place(flags: Tensor) -> tuple[int, ...] | None:
     return tuple(int(part) for part in np.unravel_index(flat, tuple(flags.shape)))
 
 
-def refuse_not_finite(mask: Tensor, path: Path, name: str, rows: int | Ints) -> None:
-    """Refuse a mask with NaN or an infinity. ``rows`` is the first row's number, or all of them.
-
-    Raises:
-        InputError: it names the row, the position and the value.
-    """
+def first_not_finite(mask: Tensor) -> tuple[int, ...] | None:
+    """The index of the first NaN or infinity, or None."""
     if not mask.is_floating_point():
-        return
+        return None
     if mask.dtype.itemsize == 1:
         mask = mask.float()
-    place = _first_place(~torch.isfinite(mask))
-    if place is None:
-        return
-    row = rows + place[0] if isinstance(rows, int) else int(rows[place[0]])
-    rest = "".join(f", {index}" for index in place[1:])
-    raise InputError(
-        f"{path}: {name}[{row}{rest}] is {mask[place].item()}; a finite weight is expected"
-    )
+    return _first_place(~torch.isfinite(mask))

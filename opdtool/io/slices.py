@@ -99,7 +99,7 @@ def read_rows(
         return
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
-    in_order = bool((order[1:] > order[:-1]).all())
+    in_order = bool((rows[1:] > rows[:-1]).all())  # ascending, and none twice
     gaps = (np.diff(ordered) - 1) * row_bytes + (row_bytes - run)
     breaks = np.flatnonzero(gaps > CLOSE) + 1
     edges = [0, *breaks.tolist(), len(rows)]

@@ -308,3 +308,11 @@ def test_slices_that_a_file_cannot_answer_are_a_mistake_of_the_caller(tmp_path: 
             with pytest.raises(ValueError, match=r"x|step") as refusal:
                 attempt()
             assert not isinstance(refusal.value, InputError)
+
+
+def test_a_row_asked_for_twice_is_read_twice(tmp_path: Path) -> None:
+    whole = torch.arange(10).reshape(5, 2)
+    save_file({"x": whole}, tmp_path / "a.safetensors")
+    with open_tensors(tmp_path / "a.safetensors") as source:
+        read = source.read_rows("x", np.array([1, 1, 3], np.int64))
+    assert read.tolist() == [[2, 3], [2, 3], [6, 7]]
