@@ -158,6 +158,7 @@ class Comparison:
     slot and column. Per position: ``above``/``below`` the extremes of a - ref, ``rebuilt`` and
     ``recorded`` the running softmax sums (``recorded.lead`` gives KL(ref || a)), and the column
     of each one's greatest logit. ``worst`` is the greatest multiple of the bound per position.
+    ``labels`` [slots] names the slots in places, where the order of comparing is another.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Comparison:
         overflow: torch.dtype | None = None,
         device: torch.device | str = "cpu",
         places: int = 10,
+        labels: Tensor | None = None,
     ) -> None:
         self.bound = bound
         self.overflow = overflow
@@ -176,6 +178,7 @@ class Comparison:
         self.total = self.mismatches = 0
         self.first: list[Place] = []
         self.limit = places
+        self.labels = labels
         self.above = torch.full((slots,), -torch.inf, device=device)
         self.below = torch.full((slots,), torch.inf, device=device)
         self.worst = torch.zeros(slots, device=device)
@@ -226,7 +229,7 @@ class Comparison:
             error, measured = self._with_infinities(a, ref, reference.dtype)
             high, low = error.amax(dim=-1), error.amin(dim=-1)
         self.total += a.numel()
-        locate = _Locator(start, column, a, ref)
+        locate = _Locator(start, column, a, ref, self.labels)
         self._offer(self.absolute, error, high, low, locate)
 
         size = torch.abs(measured, out=self._scratch("size", a)).clamp_min_(TINY)
@@ -281,7 +284,7 @@ class Comparison:
             wrong = (ratio[row].abs() > 1).nonzero().flatten()
             self.mismatches += len(wrong)
             full = len(self.first) >= self.limit
-            if full and locate.start + row > self.first[-1].slot:
+            if full and locate.slot(row) > self.first[-1].slot:
                 continue
             found = [locate(row, int(c)) for c in wrong[: self.limit]]
             self.first = heapq.nsmallest(self.limit, self.first + found)
@@ -340,10 +343,15 @@ class _Locator:
     column: int
     rebuilt: Tensor = field(repr=False)
     reference: Tensor = field(repr=False)
+    labels: Tensor | None = None
+
+    def slot(self, row: int) -> int:
+        at = self.start + row
+        return at if self.labels is None else int(self.labels[at])
 
     def __call__(self, row: int, column: int) -> Place:
         return Place(
-            self.start + row,
+            self.slot(row),
             self.column + column,
             float(self.rebuilt[row, column]),
             float(self.reference[row, column]),

@@ -1,0 +1,502 @@
+"""One rank's teacher logits, streamed: read a slice, multiply, compare or write it, forget it.
+
+A rank's slots are taken in blocks of hidden states that fit in memory, each block in tiles of
+positions by slices of the vocabulary. One thread reads the next tile while this one is
+computed. Blocks, tiles and slices follow from the plan and the rank alone, never from how the
+ranks are run, so that the bytes that are written are the same.
+
+Legend: P positions of a tile, v columns of a slice, H width of the hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opdtool.cli.reconstruct_files import Files, runs
+from opdtool.cli.reconstruct_plan import HeadAt, Plan
+from opdtool.core.compare import Comparison, RowsAndColumns
+from opdtool.core.divergence import DivergenceSums, SoftmaxSums
+from opdtool.core.offsets import Ints
+from opdtool.core.rebuild import RIGHT, Slots, Variant, slots_of
+from opdtool.core.teacher import rms_norm
+
+T = TypeVar("T")
+WriteTile = Callable[[int, int, Tensor], None]
+"""(first slot, first column of the rank's window, logits [P, v]) to the rank's file."""
+
+MOST_COLUMNS, MOST_POSITIONS = 8192, 1024
+LEAST_COLUMNS, LEAST_POSITIONS = 64, 16
+
+
+@dataclass(slots=True)
+class Extent:
+    """The range of the finite logits, how many are not finite, and the first places of those."""
+
+    low: float = float("inf")
+    high: float = float("-inf")
+    not_finite: int = 0
+    first: list[tuple[int, int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RankResult:
+    """What one rank found. Per-position values are in the order of ``slots`` (local slots)."""
+
+    tp_rank: int
+    cp_rank: int
+    slots: Ints
+    unit: Ints
+    position: Ints
+    extent: Extent
+    comparison: Comparison | None = None
+    divergence: DivergenceSums | None = None
+    softmax: SoftmaxSums | None = None
+    token_logits: Tensor | None = None
+    row_norms: Tensor | None = None
+    greatest_column_norm: float = 0.0
+    written: list[Mapping[str, object]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is taken at a time."""
+
+    block: int
+    tile: int
+    columns: int
+
+
+def sizes_for(plan: Plan) -> Sizes:
+    """The largest tiles and blocks whose buffers fit in the plan's memory.
+
+    The matrix library packs operands beside our own buffers, so a part is left to it.
+    """
+    compute = plan.compute.itemsize
+    wide = 4 if is_wide(plan) or compute != 2 else 0
+    recorded = sum(
+        2 * side.dtype.itemsize + 4 for side in (plan.reference, plan.student) if side is not None
+    )
+    budget = plan.budget * 3 // 5
+    columns, tile = MOST_COLUMNS, MOST_POSITIONS
+
+    def fixed() -> int:
+        stored = max([head.weight.dtype.itemsize for head in plan.heads.values()], default=0)
+        slices = columns * plan.width * (2 * stored + 2 * compute + 2 * wide)
+        rows = tile * plan.width * (4 + compute)
+        return slices + rows + tile * columns * (4 + 2 * compute + recorded)
+
+    while fixed() > budget // 2 and (columns > LEAST_COLUMNS or tile > LEAST_POSITIONS):
+        if columns > LEAST_COLUMNS and (columns >= 4 * tile or tile <= LEAST_POSITIONS):
+            columns //= 2
+        else:
+            tile //= 2
+    per_position = max(plan.width, 1) * (plan.payload.dtype.itemsize + compute + 4)
+    block = max(tile, (budget - min(fixed(), budget)) // per_position // tile * tile)
+    return Sizes(block=block, tile=tile, columns=columns)
+
+
+def is_wide(plan: Plan) -> bool:
+    """Whether products are kept in float32 instead of being rounded to the head's dtype.
+
+    Only a comparison with a reference needs that; it costs about twice the time in bfloat16.
+    """
+    return plan.reference is not None
+
+
+def run_rank(
+    files: Files,
+    plan: Plan,
+    tp_rank: int,
+    cp_rank: int,
+    device: torch.device,
+    *,
+    variant: Variant = RIGHT,
+    write: WriteTile | None = None,
+    log_sum_exp: Tensor | None = None,
+    stop_at_mismatch: bool = False,
+    advance: Callable[[int], None] = lambda amount: None,
+) -> RankResult:
+    """Rebuild, and compare or write, all logits of one rank.
+
+    ``variant`` other than the right one makes what a fault would have made, to compare it alone
+    with the reference; ``log_sum_exp`` [slots] is for a variant that subtracts it, and
+    ``stop_at_mismatch`` ends at the first tile that differs.
+    """
+    with torch.no_grad():
+        worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp)
+        for tile in worker.tiles():
+            worker.take(tile, write)
+            advance(len(tile.rows) * (tile.columns.stop - tile.columns.start))
+            found = worker.result.comparison
+            if stop_at_mismatch and found is not None and found.mismatches:
+                break
+        if write is not None:
+            worker.write_padding(write)
+        return worker.result
+
+
+@dataclass(slots=True)
+class _Tile:
+    """One piece of work, with what was read for it. ``hidden`` and ``head`` come when they
+    are new; ``rows`` indexes the block, ``at`` the rank's order."""
+
+    teacher: int
+    rows: range
+    at: slice
+    columns: slice
+    hidden: Tensor | None = None
+    head: Tensor | None = None
+    logits: Tensor | None = None
+    reference: Tensor | None = None
+    student: Tensor | None = None
+
+
+class _Worker:
+    """The state of one rank's pass."""
+
+    def __init__(
+        self,
+        files: Files,
+        plan: Plan,
+        tp_rank: int,
+        cp_rank: int,
+        device: torch.device,
+        variant: Variant,
+        log_sum_exp: Tensor | None,
+    ) -> None:
+        self.files, self.plan, self.variant, self.device = files, plan, variant, device
+        self.tp_rank, self.cp_rank = tp_rank, cp_rank
+        self.sizes = sizes_for(plan)
+        self.all: Slots = slots_of(plan.layout, cp_rank, plan.grid, variant)
+        self.window = plan.window(tp_rank)
+        self.columns = _judged(self.window, plan.real, variant)
+        self.order = self._order()
+        self.lse = None if log_sum_exp is None else log_sum_exp[torch.from_numpy(self.order)]
+        count = len(self.order)
+        right = variant == RIGHT
+        self.result = RankResult(
+            tp_rank,
+            cp_rank,
+            self.order,
+            self.all.unit[self.order],
+            self.all.position[self.order],
+            Extent(),
+            row_norms=torch.zeros(count),
+        )
+        if plan.reference is not None and plan.bound is not None:
+            bound = plan.bound.scaled(variant.factor)
+            reference = plan.precision or plan.reference.dtype
+            self.result.comparison = Comparison(
+                count,
+                bound,
+                overflow=reference,
+                device=device,
+                labels=torch.from_numpy(self.order),
+            )
+        if plan.student is not None and right:
+            self.result.divergence = DivergenceSums(count, device)
+        self.tokens: Tensor | None = None
+        if plan.scored is not None and right:
+            self.tokens = _tokens_of(plan, self.result)
+            self.result.softmax = SoftmaxSums(count, device)
+            self.result.token_logits = torch.full((count,), torch.nan)
+        self.hidden = self.norms = self.head = self.head_norms = None
+        self.room = _Room(device)
+
+    hidden: Tensor | None
+    head: Tensor | None
+    norms: tuple[Tensor, Tensor] | None
+    head_norms: tuple[Tensor, Tensor] | None
+
+    def _routes(self) -> Ints:
+        if self.plan.kind == "logits":
+            return np.zeros(len(self.all.unit), np.int64)
+        routes = self.plan.routes
+        if self.variant.routes is not None:
+            routes = np.asarray(self.variant.routes, np.int64)
+        taken: Ints = routes[self.all.source_unit]
+        return taken
+
+    def _order(self) -> Ints:
+        """The slots that have a token, each teacher's together."""
+        routes = self._routes()
+        real = np.flatnonzero(self.all.source >= 0)
+        return real[np.argsort(routes[real], kind="stable")]
+
+    def tiles(self) -> Iterator[_Tile]:
+        """All tiles in order, each read while the one before is worked on."""
+        return _ahead(self._reads())
+
+    def _reads(self) -> Iterator[Callable[[], _Tile]]:
+        routes = self._routes()[self.order]
+        edges = np.flatnonzero(np.diff(routes)) + 1
+        starts, stops = [0, *edges.tolist()], [*edges.tolist(), len(routes)]
+        for start, stop in zip(starts, stops, strict=True):
+            if start == stop:
+                continue
+            for low in range(start, stop, self.sizes.block):
+                high = min(low + self.sizes.block, stop)
+                yield from self._block_reads(int(routes[start]), low, high)
+
+    def _block_reads(self, teacher: int, low: int, high: int) -> Iterator[Callable[[], _Tile]]:
+        step, width = self.sizes.tile, self.sizes.columns
+        first = True
+        for c in range(self.columns.start, self.columns.stop, width):
+            columns = slice(c, min(c + width, self.columns.stop))
+            for p in range(low, high, step):
+                at = slice(p, min(p + step, high))
+                rows = range(at.start - low, at.stop - low)
+                block = slice(low, high) if first else None
+                tile = _Tile(teacher, rows, at, columns)
+                yield partial(self._read, tile, block, p == low)
+                first = False
+
+    def _read(self, tile: _Tile, block: slice | None, new_slice: bool) -> _Tile:
+        plan, files = self.plan, self.files
+        slots = self.order[tile.at]
+        shift = self.variant.column_shift
+        columns = slice(tile.columns.start + shift, tile.columns.stop + shift)
+        wanted = columns if plan.draft is None else plan.draft[columns]
+        if plan.kind == "logits":
+            tile.logits = files.tokens(plan.payload, self.all.source[slots], wanted)
+        else:
+            if block is not None:
+                tile.hidden = files.tokens(plan.payload, self.all.source[self.order[block]])
+            if new_slice:
+                head = plan.heads[tile.teacher]
+                if self.variant.transposed:
+                    # Square, so the whole head is small beside the slices of a vocabulary.
+                    tile.head = files.head_rows(head, slice(0, plan.vocabulary)).t()[wanted]
+                else:
+                    tile.head = files.head_rows(head, wanted)
+        unit, position = self.all.unit[slots], self.all.position[slots]
+        ranks = (self.tp_rank, self.cp_rank)
+        if plan.reference is not None:
+            tile.reference = files.logits(
+                plan.reference, slots, unit, position, *ranks, tile.columns
+            )
+        if self.result.divergence is not None and plan.student is not None:
+            tile.student = files.logits(plan.student, slots, unit, position, *ranks, tile.columns)
+        return tile
+
+    def take(self, tile: _Tile, write: WriteTile | None) -> None:
+        """Rebuild one tile and give it to everybody who wants it."""
+        self._load(tile)
+        logits = self._rebuild(tile)
+        result = self.result
+        if result.comparison is not None:
+            assert tile.reference is not None
+            result.comparison.add(
+                tile.at.start,
+                tile.columns.start,
+                logits,
+                tile.reference.to(self.device),
+                self._row_and_column_norms(tile),
+            )
+        if self.variant != RIGHT:
+            return
+        final = logits
+        if final.dtype != self.plan.compute:
+            final = self.room("final", logits.shape, self.plan.compute).copy_(logits)
+        self._look(tile, final)
+        if result.divergence is not None:
+            assert tile.student is not None
+            result.divergence.add(tile.at, final, tile.student.to(self.device))
+        if result.softmax is not None:
+            self._score(tile, final)
+        if write is not None:
+            slots = self.order[tile.at]
+            for offset, start, count in runs(slots):
+                part = final[offset : offset + count]
+                write(start, tile.columns.start - self.window.start, part)
+
+    def _load(self, tile: _Tile) -> None:
+        plan = self.plan
+        if tile.hidden is not None:
+            self.hidden = None
+            self.hidden = self._prepared(tile.hidden, plan.heads[tile.teacher])
+            tile.hidden = None
+            self.norms = None
+            if self._bounded():
+                self.norms = _norms(self.hidden, self.sizes.tile)
+                if self.result.row_norms is not None:
+                    at = slice(tile.at.start, tile.at.start + len(self.hidden))
+                    self.result.row_norms[at] = self.norms[0].cpu()
+        if tile.head is not None:
+            self.head = None
+            self.head = tile.head.to(self.device).to(plan.compute)
+            tile.head = None
+            if self._bounded():
+                self.head_norms = _norms(self.head, 512)
+                most = float(self.head_norms[0].max()) if len(self.head) else 0.0
+                self.result.greatest_column_norm = max(self.result.greatest_column_norm, most)
+            if self._multiplies_wide() and self.head.dtype != torch.float32:
+                self.head = self.head.float()
+
+    def _bounded(self) -> bool:
+        return self.plan.bound is not None and not self.plan.bound.given
+
+    def _prepared(self, hidden: Tensor, head: HeadAt) -> Tensor:
+        """Hidden states as the head wants them: normed, if asked for, and cast."""
+        hidden = hidden.to(self.device)
+        norm = {"asked": head.norm, "none": None, "beside": head.beside}[self.variant.norm]
+        if norm is None:
+            return hidden.to(self.plan.compute)
+        weight = self.files.norm_weight(norm).to(self.device)
+        out = torch.empty(hidden.shape, dtype=self.plan.compute, device=self.device)
+        for low in range(0, len(hidden), self.sizes.tile):
+            some = slice(low, low + self.sizes.tile)
+            out[some] = rms_norm(hidden[some], weight, eps=norm.eps, offset=norm.offset)
+        return out
+
+    def _multiplies_wide(self) -> bool:
+        # float16 products have no fast kernel on a CPU; float32 ones are several times faster.
+        slow = self.plan.compute == torch.float16 and self.device.type == "cpu"
+        return self.plan.compute.itemsize < 4 and (is_wide(self.plan) or slow)
+
+    def _rebuild(self, tile: _Tile) -> Tensor:
+        """The logits of a tile: float32 where they are compared, else in the head's dtype."""
+        plan, variant = self.plan, self.variant
+        changed = plan.scale is not None or plan.softcap is not None or variant != RIGHT
+        if tile.logits is not None:
+            logits = tile.logits.to(self.device)
+            logits = logits.float() if is_wide(plan) or changed else logits
+        else:
+            assert self.hidden is not None
+            assert self.head is not None
+            rows = self.hidden[tile.rows.start : tile.rows.stop]
+            if self._multiplies_wide():
+                rows = rows.float()
+            shape = (len(rows), len(self.head))
+            logits = torch.mm(rows, self.head.t(), out=self.room("logits", shape, self.head.dtype))
+            if is_wide(plan) or changed:
+                logits = logits.float()
+        if plan.scale is not None or variant.factor != 1.0:
+            logits = logits.mul_((plan.scale or 1.0) * variant.factor)
+        for cap in (plan.softcap, variant.softcap):
+            if cap is not None:
+                logits = logits.div_(cap).tanh_().mul_(cap)
+        if variant.log_probs:
+            assert self.lse is not None
+            logits = logits.sub_(self.lse[tile.at, None].to(self.device))
+        return logits
+
+    def _row_and_column_norms(self, tile: _Tile) -> RowsAndColumns:
+        if self.norms is None or self.head_norms is None:
+            return RowsAndColumns()
+        rows = slice(tile.rows.start, tile.rows.stop)
+        return RowsAndColumns(
+            rows=self.norms[0][rows],
+            columns=self.head_norms[0],
+            rows4=self.norms[1][rows],
+            columns4=self.head_norms[1],
+        )
+
+    def _look(self, tile: _Tile, logits: Tensor) -> None:
+        low, high = (float(x) for x in torch.aminmax(logits))
+        extent = self.result.extent
+        if not (np.isfinite(low) and np.isfinite(high)):
+            finite = logits.isfinite()
+            wrong = (~finite).nonzero()
+            extent.not_finite += len(wrong)
+            for row, column in wrong[: max(0, 10 - len(extent.first))].tolist():
+                slot = int(self.order[tile.at.start + row])
+                place = (slot, tile.columns.start + column, float(logits[row, column]))
+                extent.first.append(place)
+            if not bool(finite.any()):
+                return
+            low, high = float(logits[finite].min()), float(logits[finite].max())
+        extent.low, extent.high = min(extent.low, low), max(extent.high, high)
+
+    def _score(self, tile: _Tile, logits: Tensor) -> None:
+        result = self.result
+        assert result.softmax is not None
+        assert result.token_logits is not None
+        assert self.tokens is not None
+        result.softmax.add(tile.at, logits.float())
+        tokens = self.tokens[tile.at] - tile.columns.start
+        rows = ((tokens >= 0) & (tokens < logits.shape[1])).nonzero().flatten()
+        picked = logits[rows.to(self.device), tokens[rows].to(self.device)]
+        result.token_logits[rows + tile.at.start] = picked.float().cpu()
+
+    def write_padding(self, write: WriteTile) -> None:
+        """Write the zeros: of slots without a token, and of padding columns."""
+        plan, dtype = self.plan, self.plan.compute
+        wide = self.window.stop - self.window.start
+        real = self.columns.stop - self.columns.start
+        rows = max(1, self.sizes.tile * self.sizes.columns // max(wide, 1))
+        empty = np.flatnonzero(self.all.source < 0)
+        for slots, first, count in ((empty, 0, wide), (self.order, real, wide - real)):
+            if count == 0:
+                continue
+            for _, start, length in runs(np.sort(slots)):
+                for low in range(0, length, rows):
+                    some = min(rows, length - low)
+                    write(start + low, first, torch.zeros(some, count, dtype=dtype))
+        assert plan.columns >= plan.real
+
+
+class _Room:
+    """Buffers kept from tile to tile: a fresh one costs the faulting-in of its pages."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flat: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = int(np.prod(shape))
+        flat = self._flat.get((name, dtype))
+        if flat is None or len(flat) < size:
+            self._flat.pop((name, dtype), None)
+            flat = torch.empty(size, dtype=dtype, device=self._device)
+            self._flat[name, dtype] = flat
+        return flat[:size].view(shape)
+
+
+def _judged(window: slice, real: int, variant: Variant) -> slice:
+    """The columns of a window that hold logits, less those that a shift moves off the edge."""
+    low = max(window.start, -variant.column_shift)
+    high = min(window.stop, real, real - variant.column_shift)
+    return slice(min(low, high), high) if high > low else slice(window.start, window.start)
+
+
+def _norms(rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The 2-norms and 4-norms of rows, float32, a few rows at a time."""
+    parts = []
+    for low in range(0, len(rows), step):
+        square = rows[low : low + step].float().square_()
+        total = square.sum(dim=-1)
+        parts.append((total.sqrt_(), square.square_().sum(dim=-1).sqrt_().sqrt_()))
+    if not parts:
+        return torch.empty(0), torch.empty(0)
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def _tokens_of(plan: Plan, result: RankResult) -> Tensor:
+    """The token that each slot's logits are asked for, -1 for none."""
+    assert plan.scored is not None
+    longest = int(plan.layout.padded_lengths.max()) if plan.layout.num_segments else 0
+    token = np.full(plan.layout.num_segments * longest + 1, -1, np.int64)
+    token[plan.scored.unit * longest + plan.scored.position] = plan.scored.token
+    return torch.from_numpy(token[result.unit * longest + result.position])
+
+
+def _ahead(jobs: Iterator[Callable[[], T]]) -> Iterator[T]:
+    """The results of jobs in order, the next one run in a thread meanwhile."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="opdtool-read") as pool:
+        waiting = None
+        for job in jobs:
+            coming = pool.submit(job)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = coming
+        if waiting is not None:
+            yield waiting.result()
