@@ -1,0 +1,477 @@
+"""Checks of a pack's cumulative lengths, and the layout that its content is judged by.
+
+The right layout takes every real length from the batch and the padded offsets from the dump
+(else from the geometry). Where the dump's offsets are broken in a known way, the mended ones
+are used, so that one mistake is not reported as two.
+
+Legend: B batch rows, N segments, T packed slots, n segments that hold batch rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opdtool.checks.recipes import Bools, Ints
+from opdtool.checks.registry import check_name
+from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.findings import MAX_PLACES, Finding, Scalar, Status
+
+VECTORS = ("cu_seqlens", "cu_seqlens_padded")
+OFFSETS = {
+    "OPD101": "dtype",
+    "OPD102": "start",
+    "OPD103": "order",
+}
+INTEGERS = (
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackVectors:
+    """What a dump says of one pack's layout: tensors as found, None where there is none.
+
+    ``slots`` are counted over all the dump's pieces; ``lengths`` int64 [B] are the batch's.
+    ``whole`` marks a dump of the whole pack, which no rank has cut.
+    """
+
+    cu_seqlens: Tensor | None
+    cu_seqlens_padded: Tensor | None
+    sequence_index: Tensor | None
+    lengths: Ints
+    geometry: PackGeometry
+    slots: int
+    whole: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class LayoutOutcome:
+    """The findings on a pack's offsets, the faults they prove, and the layout to go on with.
+
+    ``rows`` and ``lengths`` int64 [n] are of the segments that hold batch rows. ``faults``
+    maps each proven fault to what was found. ``soft`` are the codes of warnings that turn
+    into failures when the content does not agree with the batch's own lengths.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    layout: PackedLayout | None = None
+    rows: Ints
+    lengths: Ints
+    dump_lengths: Ints | None = None
+    soft: set[str] = field(default_factory=set)
+
+    def add(
+        self,
+        code: str,
+        status: Status,
+        message: str,
+        *,
+        tensor: str | None = None,
+        places: list[Mapping[str, Scalar]] | None = None,
+        total: int | None = None,
+    ) -> None:
+        """One more finding."""
+        self.findings.append(
+            Finding(
+                code=code,
+                name=check_name(code),
+                status=status,
+                message=message,
+                tensor=tensor,
+                mismatches=len(places) if places is not None else None,
+                total=total,
+                first=tuple((places or [])[:MAX_PLACES]),
+            )
+        )
+
+    def settle(self, content_agrees: bool) -> None:
+        """Turn the soft warnings into failures where the content does not agree."""
+        if content_agrees:
+            return
+        self.findings = [
+            replace(finding, status="fail") if finding.code in self.soft else finding
+            for finding in self.findings
+        ]
+
+
+def check_layout(given: PackVectors) -> LayoutOutcome:
+    """All layout checks of one pack, and the layout that its content is judged by."""
+    rows, outcome = _rows(given)
+    real = _offsets(given.cu_seqlens, "cu_seqlens", outcome)
+    padded = _offsets(given.cu_seqlens_padded, "cu_seqlens_padded", outcome)
+    if real is None and padded is None:
+        if given.cu_seqlens is None and given.cu_seqlens_padded is None:
+            outcome.layout = _from_geometry(given, rows)
+            _end(given, outcome, None if outcome.layout is None else outcome.layout.total)
+        else:
+            outcome.layout = _from_geometry(given, rows)
+        return outcome
+    n = len(rows)
+    _entries(real, padded, n, given, outcome)
+    if padded is None:
+        outcome.layout = _from_geometry(given, rows)
+        _end(given, outcome, None if outcome.layout is None else outcome.layout.total)
+    else:
+        _end(given, outcome, int(padded[-1]))
+        mended = _mend(real, padded, given, outcome)
+        _multiple(mended, padded, given, outcome)
+        outcome.layout = _layout(mended, given, outcome) or _from_geometry(given, rows)
+    _real_lengths(real, padded, given, outcome)
+    return outcome
+
+
+def _rows(given: PackVectors) -> tuple[Ints, LayoutOutcome]:
+    """The batch row of each segment that holds one, checked."""
+    B = len(given.lengths)
+    segments = [len(v) - 1 for v in (given.cu_seqlens_padded, given.cu_seqlens) if v is not None]
+    rows = np.arange(B, dtype=np.int64)
+    empty = np.zeros(0, dtype=np.int64)
+    outcome = LayoutOutcome(rows=empty, lengths=empty)
+    index = given.sequence_index
+    if index is not None:
+        problem = _index_problem(index, B, segments)
+        if problem:
+            outcome.add("OPD109", "fail", problem, tensor="sequence_index")
+        else:
+            rows = index.reshape(-1).to(torch.int64).numpy()
+            outcome.add(
+                "OPD109", "pass", f"{len(rows)} rows of {B}, each once", tensor="sequence_index"
+            )
+    if segments and len(rows) > segments[0]:
+        rows = rows[: max(segments[0], 0)]
+    outcome.rows, outcome.lengths = rows, given.lengths[rows]
+    return rows, outcome
+
+
+def _index_problem(index: Tensor, B: int, segments: list[int]) -> str | None:
+    if index.dtype not in INTEGERS or index.ndim > 2 or (index.ndim == 2 and 1 not in index.shape):
+        return f"has dtype {_dtype(index)} and shape {list(index.shape)}; expected integers [n]"
+    values = index.reshape(-1).to(torch.int64).numpy()
+    outside = np.flatnonzero((values < 0) | (values >= B))
+    if len(outside):
+        at = int(outside[0])
+        return f"entry {at} is {values[at]}, outside the batch's rows 0..{B - 1}"
+    _, counts = np.unique(values, return_counts=True)
+    if (counts > 1).any():
+        at = int(np.flatnonzero(counts > 1)[0])
+        return f"row {int(np.unique(values)[at])} is named {int(counts[at])} times; expected once"
+    if segments and len(values) > segments[0]:
+        return f"has {len(values)} entries for {segments[0]} segments; expected no more than those"
+    return None
+
+
+def _dtype(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def _offsets(values: Tensor | None, name: str, outcome: LayoutOutcome) -> Ints | None:
+    """A vector as int64 [N+1], its own checks made; None where it cannot be used as numbers."""
+    if values is None:
+        for code, what in OFFSETS.items():
+            outcome.add(code, "skip", f"the dump has no {name}: {what} not checked", tensor=name)
+        return None
+    if values.dtype not in INTEGERS:
+        message = f"has dtype {_dtype(values)}; cumulative lengths are integers, such as int32"
+        outcome.add("OPD101", "fail", message, tensor=name)
+        return None
+    if values.numel() == 0 or values.numel() != max(values.shape, default=0):
+        message = f"has shape {list(values.shape)}; expected [N+1]"
+        outcome.add("OPD101", "fail", message, tensor=name)
+        return None
+    flat = values.reshape(-1)
+    if flat.dtype == torch.uint64 and (flat.numpy() > np.iinfo(np.int64).max).any():
+        outcome.add("OPD101", "fail", "holds values past 2**63; an overflow", tensor=name)
+        return None
+    offsets: Ints = flat.to(torch.int64).numpy()
+    outcome.add("OPD101", "pass", f"{_dtype(values)} [{len(offsets)}]", tensor=name)
+    _start_and_order(offsets, name, outcome)
+    return offsets
+
+
+def _start_and_order(offsets: Ints, name: str, outcome: LayoutOutcome) -> None:
+    if offsets[0] == 0:
+        outcome.add("OPD102", "pass", "starts at 0", tensor=name)
+    else:
+        message = f"starts at {offsets[0]}; cumulative lengths start at 0"
+        outcome.add("OPD102", "fail", message, tensor=name)
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if len(falls) == 0:
+        outcome.add("OPD103", "pass", "never falls", tensor=name)
+        return
+    at = int(falls[0])
+    message = f"falls from {offsets[at]} to {offsets[at + 1]} at entry {at + 1}"
+    places: list[Mapping[str, Scalar]] = [
+        {"segment": int(i), "expected": f">= {offsets[i]}", "actual": int(offsets[i + 1])}
+        for i in falls
+    ]
+    outcome.add("OPD103", "fail", message, tensor=name, places=places, total=len(offsets))
+    outcome.faults.setdefault("cu-seqlens-not-monotone", f"{name} {message}")
+
+
+def _entries(
+    real: Ints | None, padded: Ints | None, n: int, given: PackVectors, outcome: LayoutOutcome
+) -> None:
+    if real is not None and padded is not None and len(real) != len(padded):
+        message = (
+            f"cu_seqlens has {len(real)} entries and cu_seqlens_padded {len(padded)}; "
+            "both have one more than there are segments"
+        )
+        outcome.add("OPD104", "fail", message)
+        return
+    first = padded if padded is not None else real
+    assert first is not None
+    segments, B = len(first) - 1, len(given.lengths)
+    expected = len(given.lengths) if given.sequence_index is None else n
+    if segments < expected:
+        message = (
+            f"{segments} segments for the {B} rows of the batch; "
+            "where a pack holds part of a batch, sequence_index must say which rows"
+        )
+        outcome.add("OPD104", "fail", message)
+        return
+    extra = real is not None and segments > n and bool((np.diff(real)[n:] != 0).any())
+    if extra:
+        message = f"segments past the {n} rows hold real tokens; they come from no row of the batch"
+        outcome.add("OPD104", "fail", message, tensor="cu_seqlens")
+        return
+    outcome.add("OPD104", "pass", f"{segments} segments for {n} rows")
+
+
+def _end(given: PackVectors, outcome: LayoutOutcome, end: int | None) -> None:
+    if end is None:
+        end = _geometry_total(given, outcome.rows)
+    whose = "cu_seqlens_padded ends" if given.cu_seqlens_padded is not None else "the geometry ends"
+    if end == given.slots:
+        outcome.add("OPD107", "pass", f"{end} slots, as many as are dumped")
+        return
+    message = f"{whose} at {end}, but the dump holds {given.slots} slots"
+    if given.cu_seqlens_padded is None:
+        message += "; give the padding it was packed with (--cp, --tp, --pad-multiple, --fp8)"
+    outcome.add("OPD107", "fail", message, tensor="cu_seqlens_padded")
+
+
+def _geometry_total(given: PackVectors, rows: Ints) -> int:
+    physical = given.geometry.padded(given.lengths[rows])
+    return given.geometry.padded_total(int(physical.sum()))
+
+
+def _from_geometry(given: PackVectors, rows: Ints) -> PackedLayout | None:
+    """The geometry's own layout, where it has the dump's slots."""
+    layout = given.geometry.layout(given.lengths[rows], sequence_index=rows)
+    return layout if layout.total == given.slots else None
+
+
+def _fits(padded: Ints, given: PackVectors, outcome: LayoutOutcome) -> bool:
+    """Whether padded offsets cover the dump's slots and can be cut by its ranks."""
+    n = len(outcome.rows)
+    width = np.diff(padded)
+    cp = 1 if given.whole else given.geometry.cp_size
+    return bool(
+        padded[0] == 0
+        and padded[-1] == given.slots
+        and (width >= 0).all()
+        and len(width) >= n
+        and (cp == 1 or (width % (2 * cp) == 0).all())
+    )
+
+
+def _mend(real: Ints | None, padded: Ints, given: PackVectors, outcome: LayoutOutcome) -> Ints:
+    """The padded offsets, mended where they are wrong in a known way, and that way noted."""
+    n, lengths = len(outcome.rows), outcome.lengths
+    cp = given.geometry.cp_size
+    if real is not None and not np.array_equal(real, padded) and _lengths_are(padded, lengths):
+        swapped = len(real) == len(padded) and (np.diff(real)[:n] >= lengths).all()
+        if swapped and real[-1] == given.slots:
+            outcome.faults["cu-seqlens-swapped"] = (
+                "cu_seqlens holds the padded offsets and cu_seqlens_padded the real ones"
+            )
+            return real
+    if "cu-seqlens-not-monotone" in outcome.faults:
+        return padded
+    fits = _fits(padded, given, outcome)
+    if cp > 1 and padded[-1] * cp == given.slots and _holds(padded * cp, lengths):
+        outcome.faults["cu-seqlens-divided-by-cp"] = (
+            f"cu_seqlens_padded ends at {padded[-1]} = {given.slots} / {cp}"
+        )
+        return padded * cp
+    if padded[-1] == given.slots or fits:
+        return padded
+    ended = padded.copy()
+    ended[-1] = given.slots
+    if len(padded) - 1 >= n and _holds(ended, lengths):
+        outcome.faults["cu-seqlens-wrong-end"] = (
+            f"cu_seqlens_padded ends at {padded[-1]}, the pack at {given.slots}"
+        )
+        return ended
+    return padded
+
+
+def _lengths_are(offsets: Ints, lengths: Ints) -> bool:
+    found = np.diff(offsets)
+    return len(found) >= len(lengths) and bool(
+        (found[: len(lengths)] == lengths).all() and (found[len(lengths) :] == 0).all()
+    )
+
+
+def _holds(padded: Ints, lengths: Ints) -> bool:
+    width = np.diff(padded)
+    return len(width) >= len(lengths) and bool(
+        (width >= 0).all() and (width[: len(lengths)] >= lengths).all()
+    )
+
+
+def _multiple(mended: Ints, padded: Ints, given: PackVectors, outcome: LayoutOutcome) -> None:
+    need = given.geometry.sequence_multiple
+    uneven = np.flatnonzero(np.diff(padded) % need)
+    total_need = given.geometry.total_multiple
+    if len(uneven):
+        places: list[Mapping[str, Scalar]] = [
+            {
+                "segment": int(i),
+                "expected": f"a multiple of {need}",
+                "actual": int(padded[i + 1] - padded[i]),
+            }
+            for i in uneven[:MAX_PLACES]
+        ]
+        message = (
+            f"segment {uneven[0]} has {np.diff(padded)[uneven[0]]} slots, no multiple of {need}"
+        )
+        outcome.add("OPD106", "fail", message, tensor="cu_seqlens_padded", places=places)
+        if (np.diff(mended) % need).any() and "cu-seqlens-not-monotone" not in outcome.faults:
+            outcome.faults["padding-multiple-wrong"] = message
+    elif mended[-1] % total_need:
+        message = f"the pack ends at {mended[-1]}, no multiple of {total_need}"
+        outcome.add("OPD106", "fail", message, tensor="cu_seqlens_padded")
+        outcome.faults["padding-multiple-wrong"] = message
+    else:
+        outcome.add("OPD106", "pass", f"multiples of {need}", tensor="cu_seqlens_padded")
+
+
+def _layout(padded: Ints, given: PackVectors, outcome: LayoutOutcome) -> PackedLayout | None:
+    """The batch's lengths in these padded offsets; a row that does not fit is cut short."""
+    if not _fits(padded, given, outcome):
+        return None
+    n = len(outcome.rows)
+    width = np.diff(padded)
+    lengths = np.zeros(len(width), dtype=np.int64)
+    lengths[:n] = np.minimum(outcome.lengths, width[:n])
+    cp = given.geometry.cp_size
+    if (width % (2 * cp)).any():
+        cp = 1
+    return PackedLayout(
+        cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]),
+        cu_seqlens_padded=padded,
+        cp_size=cp,
+        sequence_index=outcome.rows,
+    )
+
+
+def _real_lengths(
+    real: Ints | None, padded: Ints | None, given: PackVectors, outcome: LayoutOutcome
+) -> None:
+    """The dump's real lengths against its padded ones (OPD105) and the batch's (OPD108)."""
+    if real is None:
+        outcome.add("OPD105", "skip", "the dump has no cu_seqlens", tensor="cu_seqlens")
+        outcome.add("OPD108", "skip", "the dump has no cu_seqlens", tensor="cu_seqlens")
+        return
+    if padded is None or len(padded) != len(real):
+        outcome.add("OPD105", "skip", "no cu_seqlens_padded to compare with", tensor="cu_seqlens")
+    else:
+        long = np.diff(real) > np.diff(padded)
+        _fits_padded(long, real, padded, outcome)
+    n = len(outcome.rows)
+    found = np.diff(real)[:n]
+    outcome.dump_lengths = found if len(found) == n else None
+    if len(found) == n and np.array_equal(found, outcome.lengths):
+        outcome.add("OPD108", "pass", f"{n} lengths as in the batch", tensor="cu_seqlens")
+        return
+    soft = _soft_reason(found, real, padded, outcome)
+    if soft:
+        outcome.add("OPD108", "warn", soft, tensor="cu_seqlens")
+        outcome.soft.add("OPD108")
+        return
+    differ = np.flatnonzero(found != outcome.lengths[: len(found)])
+    places: list[Mapping[str, Scalar]] = [
+        {
+            "sequence": int(outcome.rows[i]),
+            "expected": int(outcome.lengths[i]),
+            "actual": int(found[i]),
+        }
+        for i in differ
+    ]
+    message = "real lengths differ from the batch's"
+    if places:
+        message = (
+            f"sequence {places[0]['sequence']} has a real length of {places[0]['actual']}; "
+            f"{places[0]['expected']} in the batch"
+        )
+    outcome.add("OPD108", "fail", message, tensor="cu_seqlens", places=places, total=n)
+    _name_lengths(found, real, given, outcome)
+
+
+def _fits_padded(long: Bools, real: Ints, padded: Ints, outcome: LayoutOutcome) -> None:
+    if not long.any():
+        outcome.add("OPD105", "pass", "no sequence is longer than its segment")
+        return
+    at = int(np.flatnonzero(long)[0])
+    message = (
+        f"segment {at} has {np.diff(real)[at]} real tokens in {np.diff(padded)[at]} padded slots"
+    )
+    places: list[Mapping[str, Scalar]] = [
+        {
+            "segment": int(i),
+            "expected": f"<= {padded[i + 1] - padded[i]}",
+            "actual": int(real[i + 1] - real[i]),
+        }
+        for i in np.flatnonzero(long)
+    ]
+    outcome.add("OPD105", "fail", message, tensor="cu_seqlens", places=places, total=len(long))
+
+
+def _soft_reason(
+    found: Ints, real: Ints, padded: Ints | None, outcome: LayoutOutcome
+) -> str | None:
+    """Why real lengths other than the batch's are no failure by themselves."""
+    n = len(outcome.rows)
+    if padded is None or len(found) != n or n == 0 or len(padded) != len(real):
+        return None
+    if np.array_equal(real, padded):
+        return "equals cu_seqlens_padded: the real lengths are lost, only the batch knows them"
+    width = int(np.diff(padded)[n - 1])
+    last, length = int(found[-1]), int(outcome.lengths[-1])
+    if np.array_equal(found[:-1], outcome.lengths[:-1]) and length < last <= width:
+        return f"the last length, {last}, takes in padding; the sequence has {length} tokens"
+    return None
+
+
+def _name_lengths(found: Ints, real: Ints, given: PackVectors, outcome: LayoutOutcome) -> None:
+    """Which known fault made these real lengths."""
+    n, lengths, cp = len(outcome.rows), outcome.lengths, given.geometry.cp_size
+    if {"cu-seqlens-swapped", "cu-seqlens-not-monotone"} & set(outcome.faults):
+        return
+    true = np.concatenate([[0], np.cumsum(lengths)])
+    if cp > 1 and np.array_equal(real[: n + 1], true // cp):
+        outcome.faults.setdefault(
+            "cu-seqlens-divided-by-cp", f"cu_seqlens ends at {real[-1]}, not at {true[-1]}"
+        )
+    elif len(found) == n and n and (found == lengths - 1).all():
+        outcome.faults["lengths-off-by-one"] = "every real length is one less than in the batch"
+    elif len(found) == n and n and (found == lengths + 1).all():
+        outcome.faults["lengths-off-by-one"] = "every real length is one more than in the batch"
+    elif len(found) == n and n and np.array_equal(real[:n], true[:-1]):
+        outcome.faults.setdefault(
+            "cu-seqlens-wrong-end", f"cu_seqlens ends at {real[n]}, the batch at {true[-1]}"
+        )

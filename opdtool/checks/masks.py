@@ -1,0 +1,293 @@
+"""Checks of a dumped draft-loss mask: one pass over it, then the findings.
+
+A mask that passes is read once, in blocks of whole sequences, and so are the batch's masks.
+Only blocks that differ are looked at slot by slot. Legend: B batch rows, S row width, T packed
+slots, N how far the mask is shifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opdtool.checks.hypotheses import MaskCase, close
+from opdtool.checks.recipes import Bools, Cut, Ints, find_segments, uncut
+from opdtool.checks.recipes_values import Floats, as_numbers
+from opdtool.core.errors import InputError
+from opdtool.core.layout import PackedLayout
+from opdtool.core.packing import fill_pieces
+from opdtool.findings import MAX_PLACES
+
+BLOCK = 1 << 20
+"""Slots, or batch values, that are compared at a time."""
+LONG = 1 << 24
+"""A sequence of more slots or columns than this is compared in pieces."""
+MOST_WEIGHTS = 4096
+"""More distinct weights than this are not remembered: any finite weight may be right then."""
+MOST_SAMPLED = 1 << 16
+
+
+@dataclass(slots=True)
+class Count:
+    """How many slots break one rule, and the first of them: (pack slot, expected, actual)."""
+
+    count: int = 0
+    first: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def add(self, slots: Ints, expected: Floats, actual: Floats) -> None:
+        """More slots of the pack, with what they should hold and what they do."""
+        self.count += len(slots)
+        order = np.argsort(slots, kind="stable")[:MAX_PLACES]
+        more = zip(
+            slots[order].tolist(), expected[order].tolist(), actual[order].tolist(), strict=True
+        )
+        self.first = sorted([*self.first, *more], key=lambda place: place[0])[:MAX_PLACES]
+
+
+@dataclass(slots=True, kw_only=True)
+class MaskScan:
+    """What one pass over a pack's mask found."""
+
+    values: Count = field(default_factory=Count)
+    finite: Count = field(default_factory=Count)
+    range: Count = field(default_factory=Count)
+    padding: Count = field(default_factory=Count)
+    last: Count = field(default_factory=Count)
+    dropped: Count = field(default_factory=Count)
+    odd: dict[float, Count] = field(default_factory=dict)
+    weights: set[float] = field(default_factory=set)
+    any_nonzero: bool = False
+    all_one: bool = True
+    empty_rows: list[int] = field(default_factory=list)
+    wrong: list[Ints] = field(default_factory=list)
+    """Dump slots of mismatches, thinned out."""
+    total: int = 0
+
+
+def scan_mask(case: MaskCase) -> MaskScan:
+    """Compare a dumped mask with the batch's, and look at it by itself.
+
+    Sets ``case.mismatches`` and ``case.sample``.
+
+    Raises:
+        InputError: the batch's own masks are not finite.
+    """
+    scan = MaskScan(total=case.slots.total)
+    if case.layout is None:
+        _scan_alone(case, scan)
+        return scan
+    layout = case.layout
+    for start, stop in segment_blocks(layout, case.width):
+        part = layout.part(start, stop)
+        if max(part.total, case.width) > LONG:
+            _scan_long(case, start, scan)
+            continue
+        weights = _weights(case, part.sequence_index, scan)
+        _empty_rows(case, part, weights, scan)
+        for rank in range(len(case.slots.pieces)):
+            _scan_piece(case, part, start, rank, weights, scan)
+    scan.range = _out_of_range(scan)
+    case.mismatches = scan.values.count
+    if case.mismatches:
+        case.sample = sample_slots(case, scan)
+    return scan
+
+
+def segment_blocks(
+    layout: PackedLayout, width: int, block: int = BLOCK
+) -> Iterator[tuple[int, int]]:
+    """Segments [start, stop) of at most ``block`` slots or batch values, or one alone."""
+    size = np.cumsum(np.maximum(layout.padded_lengths, width))
+    start, done = 0, 0
+    while start < layout.num_segments:
+        stop = int(np.searchsorted(size, done + block, side="right"))
+        stop = max(stop, start + 1)
+        yield start, stop
+        start, done = stop, int(size[stop - 1])
+
+
+def _weights(case: MaskCase, rows: Ints, scan: MaskScan) -> Tensor:
+    """token_mask times sample_mask of some rows, [k, S] in the dtype of their product."""
+    tokens = case.weights.tokens
+    block = tokens.batch.read(tokens.name, neighbours(rows))
+    if block.is_floating_point() and not bool(torch.isfinite(block).all()):
+        bad = int((~torch.isfinite(block)).any(dim=1).nonzero()[0])
+        raise InputError(
+            f"{tokens.name} of the batch has a value that is not finite in row {rows[bad]}; "
+            "a mask holds finite weights"
+        )
+    if case.weights.given is not None:
+        block = block * case.weights.given[torch.from_numpy(rows)].unsqueeze(-1)
+    if len(scan.weights) <= MOST_WEIGHTS and block.dtype != torch.bool and not _binary(block):
+        scan.weights.update(np.unique(as_numbers(block)).tolist())
+    return block
+
+
+def _binary(values: Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all())
+
+
+def neighbours(rows: Ints) -> Any:
+    """A slice for rows that follow each other, so that they are read in one go."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def _empty_rows(case: MaskCase, part: PackedLayout, weights: Tensor, scan: MaskScan) -> None:
+    """Kept rows without a trained token."""
+    rows = part.sequence_index
+    if len(rows) == 0 or len(scan.empty_rows) > MAX_PLACES:
+        return
+    columns = torch.arange(case.width)
+    trained = (weights != 0) & (columns >= case.shift)
+    trained &= columns < torch.from_numpy(part.lengths[: len(rows)]).unsqueeze(-1)
+    empty = ~trained.any(dim=1).numpy() & (case.weights.sample[rows] != 0)
+    scan.empty_rows.extend(rows[empty].tolist())
+
+
+def _scan_piece(
+    case: MaskCase,
+    part: PackedLayout,
+    segment: int,
+    rank: int,
+    weights: Tensor,
+    scan: MaskScan,
+) -> None:
+    """One rank's slots of a few segments: equal as a whole, or slot by slot."""
+    layout = case.layout
+    assert layout is not None
+    if case.whole:
+        part, base = part.with_cp(1), int(layout.cu_seqlens_padded[segment])
+    else:
+        base = layout.local_start(segment)
+    pieces = part.pieces(rank, shift=-case.shift, limit=case.width)
+    pieces = pieces.clip(case.shift, part.total + case.shift + 1)
+    expected = fill_pieces(weights, pieces, part.local_total)
+    actual = case.slots.pieces[rank](base, base + part.local_total)
+    if not scan.any_nonzero:
+        scan.any_nonzero = bool(actual.to(torch.bool).any())
+    if scan.all_one:
+        scan.all_one = bool((actual == 1).all())
+    expected, actual = comparable(expected, actual)
+    if torch.equal(expected, actual):
+        return
+    wanted, found = expected.double().numpy(), actual.double().numpy()
+    bad = np.flatnonzero(~close(wanted, found, case.atol))
+    if len(bad):
+        slots = rank * (0 if case.whole else layout.local_total) + base + bad
+        _count(case, layout, slots, wanted[bad], found[bad], scan)
+
+
+def _scan_long(case: MaskCase, segment: int, scan: MaskScan) -> None:
+    """One sequence too long to be held: its slots by recipe, a piece at a time."""
+    layout, right = case.layout, case.right
+    assert layout is not None
+    assert right is not None
+    offsets = layout.cu_seqlens_padded[segment : segment + 2]
+    size = layout.total if case.whole else layout.local_total
+    first, last = (offsets if case.whole else offsets // layout.cp_size).tolist()
+    trained = False
+    for rank in range(len(case.slots.pieces)):
+        for start in range(first, last, BLOCK):
+            stop = min(start + BLOCK, last)
+            slots = rank * size + np.arange(start, stop, dtype=np.int64)
+            wanted = np.asarray(case.values(right, slots), dtype=np.float64)
+            found = case.slots.pieces[rank](start, stop).double().numpy()
+            trained |= bool(wanted.any())
+            scan.any_nonzero |= bool(found.any())
+            scan.all_one &= bool((found == 1).all())
+            if len(scan.weights) <= MOST_WEIGHTS:
+                scan.weights.update(np.unique(wanted).tolist())
+            bad = np.flatnonzero(~close(wanted, found, case.atol))
+            if len(bad):
+                _count(case, layout, slots[bad], wanted[bad], found[bad], scan)
+    row = layout.row_of(segment)
+    if row is not None and not trained and case.weights.sample[row] != 0:
+        scan.empty_rows.append(row)
+
+
+def comparable(expected: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in one dtype that holds either's values exactly."""
+    if expected.dtype == actual.dtype:
+        return expected, actual
+    wide = {torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64}
+    dtype = torch.float64 if {expected.dtype, actual.dtype} & wide else torch.float32
+    return expected.to(dtype), actual.to(dtype)
+
+
+def _count(
+    case: MaskCase,
+    layout: PackedLayout,
+    slots: Ints,
+    expected: Floats,
+    actual: Floats,
+    scan: MaskScan,
+) -> None:
+    """Sort mismatches at dump slots into the rules that they break."""
+    at = uncut(layout, Cut(kind="whole" if case.whole else "zigzag"), slots)
+    segment = find_segments(layout.cu_seqlens_padded, at)
+    position = at - layout.cu_seqlens_padded[segment]
+    inside = segment < layout.num_rows
+    row = np.zeros_like(segment)
+    row[inside] = layout.sequence_index[segment[inside]]
+    length = layout.lengths[segment]
+    padding = position >= length
+    rules: list[tuple[Count, Bools]] = [
+        (scan.values, np.ones(len(at), np.bool_)),
+        (scan.finite, ~np.isfinite(actual)),
+        (scan.padding, padding),
+        (scan.last, (position == length - 1) & (case.shift > 0) & (actual != 0)),
+        (scan.dropped, inside & ~padding & (case.weights.sample[row] == 0)),
+    ]
+    for rule, broken in rules:
+        if broken.any():
+            rule.add(at[broken], expected[broken], actual[broken])
+    odd = np.isfinite(actual) & (actual != 0) & (actual != 1)
+    for value in np.unique(actual[odd])[:MOST_WEIGHTS].tolist():
+        here = actual == value
+        scan.odd.setdefault(value, Count()).add(at[here], expected[here], actual[here])
+    if sum(map(len, scan.wrong)) < MOST_SAMPLED:
+        scan.wrong.append(slots[:: max(1, len(slots) // 4096)])
+
+
+def _out_of_range(scan: MaskScan) -> Count:
+    """Values that are neither 0, 1 nor a weight of the batch's own."""
+    found = Count()
+    if len(scan.weights) > MOST_WEIGHTS:
+        return found
+    for value, count in scan.odd.items():
+        if value not in scan.weights:
+            found.first = sorted([*found.first, *count.first])[:MAX_PLACES]
+            found.count += count.count
+    return found
+
+
+def _scan_alone(case: MaskCase, scan: MaskScan) -> None:
+    """A mask that no layout fits: what can be said of its values alone."""
+    for start, stop in case.slots.blocks():
+        values = np.asarray(case.slots.read(start, stop), dtype=np.float64)
+        scan.any_nonzero |= bool((values != 0).any())
+        scan.all_one &= bool((values == 1).all())
+        bad = np.flatnonzero(~np.isfinite(values))
+        scan.finite.add(start + bad, np.zeros(len(bad)), values[bad])
+
+
+def sample_slots(case: MaskCase, scan: MaskScan, count: int = 2048) -> Ints:
+    """Dump slots on which faults are screened: mismatches, their neighbours, others."""
+    rng = np.random.default_rng(5)
+    wrong = np.concatenate(scan.wrong)
+    if len(wrong) > count:
+        wrong = rng.choice(wrong, count, replace=False)
+    near = np.concatenate([wrong[:512] - 1, wrong[:512] + 1])
+    total = case.slots.total
+    if total <= 2 * count:
+        return np.arange(total, dtype=np.int64)
+    other = rng.integers(total, size=count, dtype=np.int64)
+    slots = np.unique(np.concatenate([wrong, near, other]))
+    return slots[(slots >= 0) & (slots < total)]

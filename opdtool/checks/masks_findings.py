@@ -1,0 +1,227 @@
+"""From what a scan of masks counted to findings, places and the strip of the first mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from opdtool.checks.hypotheses import MaskCase
+from opdtool.checks.masks import Count, MaskScan
+from opdtool.checks.recipes import Ints
+from opdtool.checks.registry import check_name
+from opdtool.core.layout import PackedLayout
+from opdtool.findings import MAX_PLACES, Finding, Scalar, Status, Strip
+
+Ids = Callable[[int, int, int], Sequence[int]]
+"""(row, first column, stop) -> the token ids there."""
+AROUND = 3
+"""Token ids shown on each side of a place."""
+STRIP_SLOTS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskPack:
+    """One pack with its name, its case and what the scan found."""
+
+    name: str
+    case: MaskCase
+    scan: MaskScan
+
+
+@dataclass(slots=True, kw_only=True)
+class MaskFindings:
+    """Findings on the masks of one or many packs, which are named where there are several."""
+
+    packs: Sequence[MaskPack]
+    tensor: str
+    ids: Ids | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    def all(self) -> list[Finding]:
+        """Every finding on the values of the masks, in order of code."""
+        shift = self.packs[0].case.shift if self.packs else 1
+        self._rule("OPD301", "values", "differ from the expected mask", "as expected")
+        self._rule("OPD304", "finite", "are not finite", "finite")
+        self._rule("OPD305", "range", "are neither 0 nor 1 nor a weight of the batch", "in range")
+        self._rule("OPD306", "padding", "have weight in padding", "padding has no weight")
+        if shift:
+            self._rule(
+                "OPD307", "last", "are last real slots with weight", "last real slots have none"
+            )
+        else:
+            self._add("OPD307", "skip", "an unshifted mask may train the last token")
+        self._rule("OPD308", "dropped", "have weight in dropped rows", "dropped rows have none")
+        self._constant()
+        self._empty_rows()
+        return self.findings
+
+    def _add(
+        self,
+        code: str,
+        status: Status,
+        message: str,
+        mismatches: int | None = None,
+        total: int | None = None,
+        first: Sequence[Mapping[str, Scalar]] = (),
+    ) -> None:
+        self.findings.append(
+            Finding(
+                code=code,
+                name=check_name(code),
+                status=status,
+                message=message,
+                tensor=self.tensor,
+                mismatches=mismatches,
+                total=total,
+                first=tuple(first),
+            )
+        )
+
+    def _rule(self, code: str, rule: str, broken: str, held: str) -> None:
+        judged = [pack for pack in self.packs if pack.case.layout is not None]
+        if rule == "finite":
+            judged = list(self.packs)
+        if not judged:
+            self._add(code, "skip", "no layout fits the dump; see the layout checks")
+            return
+        counts = [(pack, getattr(pack.scan, rule)) for pack in judged]
+        total = sum(pack.scan.total for pack in judged)
+        wrong = sum(count.count for _, count in counts)
+        if wrong == 0:
+            self._add(code, "pass", held, 0, total)
+            return
+        first: list[dict[str, Scalar]] = []
+        for pack, count in counts:
+            if len(first) < MAX_PLACES:
+                first += self._places(pack, count)
+        place = first[0]
+        message = f"{wrong} of {total} slots {broken}; first: {describe(place)}"
+        self._add(code, "fail", message, wrong, total, first[:MAX_PLACES])
+
+    def _places(self, pack: MaskPack, count: Count) -> list[dict[str, Scalar]]:
+        layout = pack.case.layout
+        places = []
+        for slot, expected, actual in count.first:
+            place: dict[str, Scalar] = {} if len(self.packs) == 1 else {"pack": pack.name}
+            if layout is None:
+                place |= {"slot": slot}
+            else:
+                place |= layout.locate(slot)
+            place |= {"expected": expected, "actual": _plain(actual)}
+            if self.ids is not None and layout is not None:
+                place |= self._ids_around(place, layout)
+            places.append(place)
+        return places
+
+    def _ids_around(self, place: Mapping[str, Scalar], layout: PackedLayout) -> dict[str, Scalar]:
+        """The token ids around a place, its own in brackets."""
+        row, position = place.get("sequence"), place["position"]
+        if not isinstance(row, int) or not isinstance(position, int) or self.ids is None:
+            return {}
+        segment = place.get("segment", row)
+        assert isinstance(segment, int)
+        length = int(layout.lengths[segment])
+        start, stop = max(0, position - AROUND), min(length, position + AROUND + 1)
+        if stop <= start:
+            return {}
+        ids = [str(i) for i in self.ids(row, start, stop)]
+        if position < length:
+            ids[position - start] = f"[{ids[position - start]}]"
+        return {"token_ids": " ".join(ids)}
+
+    def _constant(self) -> None:
+        nonzero = any(pack.scan.any_nonzero for pack in self.packs)
+        ones = all(pack.scan.all_one for pack in self.packs)
+        if not nonzero:
+            self._add("OPD309", "warn", "the mask is all zero: nothing is trained")
+        elif ones:
+            self._add("OPD309", "warn", "the mask is all one")
+        else:
+            self._add("OPD309", "pass", "holds zeros and other values")
+
+    def _empty_rows(self) -> None:
+        rows = sorted({row for pack in self.packs for row in pack.scan.empty_rows})
+        if not rows:
+            self._add("OPD310", "pass", "every kept row has something to train")
+            return
+        named = ", ".join(map(str, rows[:MAX_PLACES]))
+        more = " and more" if len(rows) > MAX_PLACES else ""
+        self._add("OPD310", "warn", f"nothing to train in kept rows {named}{more}")
+
+
+def describe(place: Mapping[str, Scalar]) -> str:
+    """A place in words."""
+    words = []
+    if "pack" in place:
+        words.append(f"{place['pack']},")
+    if "sequence" in place:
+        words.append(f"sequence {place['sequence']},")
+    elif "segment" in place:
+        words.append(f"segment {place['segment']} (no row of the batch),")
+    if "position" in place:
+        words.append(f"position {place['position']}")
+        words.append(f"(slot {place['slot']}, rank {place['cp_rank']}):")
+    else:
+        words.append(f"slot {place['slot']}:")
+    words.append(f"expected {number(place['expected'])}, found {number(place['actual'])}")
+    if "token_ids" in place:
+        words.append(f"(token ids {place['token_ids']})")
+    return " ".join(words)
+
+
+def number(value: Scalar) -> str:
+    """A value as short as it is exact."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _plain(value: float) -> Scalar:
+    """A value that JSON can hold."""
+    return value if np.isfinite(value) else str(value)
+
+
+def strip_of(pack: MaskPack, ids: Ids | None, slot: int) -> Strip | None:
+    """Expected over actual around a slot of the pack, within its sequence."""
+    case, layout, right = pack.case, pack.case.layout, pack.case.right
+    if layout is None or right is None:
+        return None
+    segment = int(layout.segments_of(torch.tensor([slot]))[0])
+    begin, end = (int(x) for x in layout.cu_seqlens_padded[segment : segment + 2])
+    first = max(begin, min(slot - STRIP_SLOTS // 3, end - STRIP_SLOTS))
+    stop = min(end, first + STRIP_SLOTS)
+    at = np.arange(first, stop, dtype=np.int64)
+    there = dump_slots(case, layout, at)
+    order = np.argsort(there)
+    actual = np.empty(len(at), dtype=np.float64)
+    actual[order] = case.slots.take(there[order])
+    expected = case.values(right, there)
+    agrees = case.agrees(right, there, actual)
+    row = layout.row_of(segment)
+    length = int(layout.lengths[segment])
+    rows = [("position", tuple(str(int(i)) for i in at - begin))]
+    if ids is not None and row is not None:
+        known = [
+            str(i) for i in ids(row, first - begin, max(first, min(stop, begin + length)) - begin)
+        ]
+        rows.append(("token id", tuple(known + ["."] * (len(at) - len(known)))))
+    rows.append(("expected", tuple(number(float(v)) for v in expected)))
+    rows.append(("actual", tuple(number(float(v)) for v in actual)))
+    where = f"sequence {row}" if row is not None else f"segment {segment}"
+    if pack.name:
+        where = f"{pack.name}, {where}"
+    return Strip(
+        title=f"First wrong sequence: {where}, {length} tokens in {end - begin} slots",
+        rows=tuple(rows),
+        wrong=frozenset(np.flatnonzero(~agrees).tolist()),
+    )
+
+
+def dump_slots(case: MaskCase, layout: PackedLayout, at: Ints) -> Ints:
+    """Where slots of the pack are in the dump."""
+    if case.whole:
+        return at
+    rank, local = layout.owners(torch.from_numpy(at))
+    found: Ints = (rank * layout.local_total + local).numpy()
+    return found

@@ -1,0 +1,203 @@
+"""What recipes are filled with: values of a batch and of a dump, fetched for any places.
+
+Nothing here reads a file: a batch and a dump's pieces are whatever answers the two protocols.
+Legend: B batch rows, S row width, F any further dimensions of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from opdtool.checks.recipes import Ints
+
+Values = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+CELLS = 1 << 22
+"""How many values are held or read at a time."""
+GAP = 1 << 12
+"""Places nearer than this are read in one go."""
+
+
+class Rows(Protocol):
+    """A batch: tensors [B,S,...] read by rows and columns."""
+
+    def read(self, name: str, rows: Any, columns: slice | None = None) -> Tensor:
+        """Rows (a slice or an int64 array), in the order asked, of some columns."""
+        ...
+
+
+def as_numbers(values: Tensor) -> Values:
+    """Any mask as numpy: float64 for float64 and int64, else float32, which holds it exactly."""
+    if values.dtype in (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64):
+        return values.to(torch.float64).numpy()
+    return values.to(torch.float32).numpy()
+
+
+def as_keys(values: Tensor) -> Values:
+    """One int64 a token [n, ...] -> [n], equal where all bits of the token are (0.0 and -0.0
+    are one). Tokens with further dimensions are hashed."""
+    if values.is_floating_point():
+        values = values + 0.0 if values.dtype.itemsize > 1 else values
+        width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        values = values.contiguous().view(width[values.dtype.itemsize])
+    bits = values.to(torch.int64).numpy()
+    if bits.ndim == 1:
+        return bits
+    bits = bits.reshape(len(bits), -1)
+    if bits.shape[1] == 1:
+        return bits[:, 0]
+    multipliers = np.random.default_rng(7).integers(1 << 62, size=bits.shape[1]) * 2 + 1
+    return np.asarray((bits * multipliers).sum(axis=1, dtype=np.int64))
+
+
+@dataclass(slots=True, kw_only=True)
+class Cells:
+    """Values of one batch tensor at any (row, column), with the rows last used at hand.
+
+    ``decode`` turns a tensor [n, ...] into one number a token, [n].
+    """
+
+    batch: Rows
+    name: str
+    width: int
+    decode: Callable[[Tensor], Values]
+    token_size: int = 1
+    _rows: dict[int, Values] = field(default_factory=dict)
+
+    def at(self, rows: Ints, columns: Ints) -> Values:
+        """The value at each (row, column), one a place."""
+        if len(rows) == 0:
+            return self._decoded(self.batch.read(self.name, slice(0, 0)))[:0].reshape(-1)
+        wanted, which = np.unique(rows, return_inverse=True)
+        room = max(1, CELLS // max(1, self.width * self.token_size))
+        if self.width * self.token_size > CELLS:
+            return self._windows(rows, columns)
+        if len(wanted) <= room:
+            return self._gather(wanted, which, columns)
+        out: Values | None = None
+        for start in range(0, len(wanted), room):
+            here = np.flatnonzero((which >= start) & (which < start + room))
+            part = self._gather(wanted[start : start + room], which[here] - start, columns[here])
+            out = np.empty(len(rows), dtype=part.dtype) if out is None else out
+            out[here] = part
+        assert out is not None
+        return out
+
+    def _gather(self, wanted: Ints, which: Ints, columns: Ints) -> Values:
+        missing = [row for row in wanted.tolist() if row not in self._rows]
+        if missing:
+            if (len(self._rows) + len(missing)) * self.width > CELLS:
+                self._rows.clear()
+                missing = wanted.tolist()
+            block = self._decoded(self.batch.read(self.name, _neighbours(missing)))
+            self._rows.update(zip(missing, block, strict=True))
+        table = np.stack([self._rows[row] for row in wanted.tolist()])
+        return np.asarray(table[which, columns])
+
+    def _windows(self, rows: Ints, columns: Ints) -> Values:
+        """Rows too long to hold: read in runs of columns that are near each other."""
+        place = rows * self.width + columns
+        order = np.argsort(place, kind="stable")
+        room = max(1, CELLS // self.token_size)
+        parts = []
+        for first, last in runs(place[order], room, rows[order]):
+            here = order[first:last]
+            row, start = int(rows[here[0]]), int(columns[here[0]])
+            stop = int(columns[here[-1]]) + 1
+            read = self.batch.read(self.name, slice(row, row + 1), slice(start, stop))
+            parts.append(self._decoded(read)[0][columns[here] - start])
+        out = np.empty(len(rows), dtype=parts[0].dtype)
+        out[order] = np.concatenate(parts)
+        return out
+
+    def _decoded(self, block: Tensor) -> Values:
+        """A block [k, s, ...] as one number a token, [k, s]."""
+        shape = block.shape[:2]
+        return self.decode(block.flatten(0, 1)).reshape(shape)
+
+
+def _neighbours(rows: list[int]) -> slice | Ints:
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return np.asarray(rows, dtype=np.int64)
+
+
+def runs(places: Ints, room: int, also: Ints | None = None) -> list[tuple[int, int]]:
+    """Sorted places in runs that one read serves: (first, last) indices, gaps below
+    :data:`GAP`, spans at most ``room``, and ``also`` the same all through."""
+    if len(places) == 0:
+        return []
+    new = np.diff(places) > GAP
+    if also is not None:
+        new |= np.diff(also) != 0
+    starts = [0, *(np.flatnonzero(new) + 1).tolist(), len(places)]
+    found = []
+    for first, stop in pairwise(starts):
+        at = first
+        while at < stop:
+            end = int(np.searchsorted(places[at:stop], places[at] + room, side="left")) + at
+            found.append((at, end))
+            at = end
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Slots:
+    """A dumped tensor, one number a slot, counted through the ranks' pieces.
+
+    ``pieces[r](start, stop)`` reads local slots of piece r as [n, ...]; ``sizes`` are the
+    slots of each. A small dump is kept once it was read.
+    """
+
+    pieces: Sequence[Callable[[int, int], Tensor]]
+    sizes: Sequence[int]
+    decode: Callable[[Tensor], Values]
+    token_size: int = 1
+    _kept: Values | None = None
+
+    @property
+    def total(self) -> int:
+        """Slots over all pieces."""
+        return sum(self.sizes)
+
+    def read(self, start: int, stop: int) -> Values:
+        """Slots [start, stop), one number each."""
+        if self._kept is not None:
+            return self._kept[start:stop]
+        parts, base = [], 0
+        for piece, size in zip(self.pieces, self.sizes, strict=True):
+            first, last = max(start - base, 0), min(stop - base, size)
+            if first < last:
+                parts.append(self.decode(piece(first, last)))
+            base += size
+        if not parts:
+            return self.decode(self.pieces[0](0, 0))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def take(self, slots: Ints) -> Values:
+        """The values of sorted slots, in any number."""
+        if self._kept is None and self.total * self.token_size <= CELLS:
+            self._kept = self.read(0, self.total)
+        if self._kept is not None:
+            return self._kept[slots]
+        room = max(1, CELLS // self.token_size)
+        parts = []
+        for first, last in runs(slots, room):
+            begin = int(slots[first])
+            block = self.read(begin, int(slots[last - 1]) + 1)
+            parts.append(block[slots[first:last] - begin])
+        return np.concatenate(parts) if parts else self.read(0, 0)
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """The whole dump as (start, stop) in blocks that fit the memory."""
+        step = max(1, CELLS // (4 * self.token_size))
+        return [(at, min(at + step, self.total)) for at in range(0, self.total, step)]
