@@ -69,7 +69,7 @@ def _tensors(name: str, value: Any) -> dict[str, Tensor]:
     if isinstance(value, (list, tuple)) and not any(
         isinstance(item, (Tensor, dict)) for item in value
     ):
-        return flatten({name: _leaf(name, np.asarray(value) if value else np.empty(0))}, "", _leaf)
+        value = _leaf(name, value)
     return flatten({name: value}, "", _leaf)
 
 
