@@ -114,17 +114,14 @@ def _shapes(known: list[Stored], packed: bool, where: str) -> Iterator[Finding]:
         if len(fitting) > 1:
             continue
         for letter, size in zip(fitting[0], tensor.shape, strict=True):
-            if letter not in BOUND:
-                continue
-            other = sizes.setdefault(letter, (size, tensor.name))
-            if other[0] != size:
-                yield _finding(
-                    "OPD941",
-                    "fail",
-                    f"has shape {list(tensor.shape)}, so {letter} is {size}, but by {other[1]} "
-                    f"{letter} is {other[0]}",
-                    where + tensor.name,
+            known_size, by = sizes.setdefault(letter, (size, tensor.name))
+            if letter in BOUND and known_size != size:
+                message = (
+                    f"has shape {list(tensor.shape)}, so {letter} is {size}, but by {by} it is "
+                    f"{known_size}"
                 )
+                yield _finding("OPD941", "fail", message, where + tensor.name)
+                break
 
 
 def _fits(form: str, shape: tuple[int, ...]) -> bool:

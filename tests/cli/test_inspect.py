@@ -1,0 +1,183 @@
+"""``opdtool inspect``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from opdtool.cli import inspect
+from opdtool.report import schema
+from tests.cli.conftest import Cli
+
+
+def save(path: Path, **tensors: torch.Tensor) -> Path:
+    save_file(tensors, path)
+    return path
+
+
+def report(cli: Cli, *argv: object, status: int = 0) -> dict[str, Any]:
+    done = cli("inspect", *argv, "--format", "json")
+    assert done.status == status, done.err
+    whole: dict[str, Any] = json.loads(done.out)
+    jsonschema.Draft202012Validator(schema()).validate(whole)
+    return whole
+
+
+def of(whole: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [check for check in whole["checks"] if check["name"] == name]
+
+
+def test_names_shapes_dtypes_bytes_and_values_are_shown(cli: Cli, tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([[1.0, nan, 3.0], [inf, -inf, -7.0]]).bfloat16()
+    file = save(tmp_path / "f.safetensors", x=x, n=torch.tensor([2, 9]), e=torch.zeros(0, 3))
+    whole = report(cli, file)
+    found = whole["stats"]["files"]["f.safetensors"]
+    assert found["x"] == {
+        "dtype": "BF16", "shape": [2, 3], "bytes": 12,
+        "nan": 1, "inf": 2, "min": -7.0, "max": 3.0, "mean": -1.0,
+    }  # fmt: skip
+    assert (found["n"]["min"], found["n"]["max"], found["n"]["mean"]) == (2, 9, 5.5)
+    assert (found["e"]["min"], found["e"]["mean"]) == (None, None)
+    row = next(line for line in cli("inspect", file).out.splitlines() if line.startswith("  x "))
+    assert row.split()[1:] == ["BF16", "[2,", "3]", "12", "1", "2", "-7", "3", "-1"]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32,
+        torch.int64, torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+        torch.float8_e4m3fn, torch.float8_e5m2,
+    ],
+)  # fmt: skip
+def test_every_dtype_has_figures_in_pieces_as_in_the_whole(
+    cli: Cli, tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = save(tmp_path / "f.safetensors", x=torch.tensor([0, 1, 1, 0, 1, 1, 1, 1]).to(dtype))
+    monkeypatch.setattr(inspect, "CHUNK", 8)
+    found = report(cli, file)["stats"]["files"]["f.safetensors"]["x"]
+    assert (found["nan"], found["inf"]) == (0, 0)
+    assert (found["min"], found["max"], found["mean"]) == (0, 1, 0.75)
+
+
+def test_values_that_are_not_finite_warn(cli: Cli, tmp_path: Path) -> None:
+    file = save(tmp_path / "f.safetensors", a=torch.tensor([float("nan"), 0.0]), b=torch.ones(1))
+    whole = report(cli, file)
+    assert [(c["status"], c["tensor"]) for c in of(whole, "finite-values")] == [("warn", "a")]
+
+
+def test_the_fixtures_are_as_their_names_promise(cli: Cli, fixtures: Path) -> None:
+    files = sorted(fixtures.glob("*.safetensors"))
+    reports = {file.name: report(cli, file) for file in files}
+    known = [name for name, whole in reports.items() if of(whole, "canonical-shape")]
+    assert len(known) >= 4
+    for whole in reports.values():
+        assert whole["passed"]
+        assert whole["summary"]["warned"] == 0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "wrong"),
+    [
+        ({"input_ids": torch.zeros(4, dtype=torch.int64)}, "input_ids"),
+        (
+            {
+                "input_ids": torch.zeros(2, 4, dtype=torch.int64),
+                "token_mask": torch.zeros(4, 2),
+            },
+            "token_mask",
+        ),
+        (
+            {"input_ids": torch.zeros(2, 4, dtype=torch.int64), "sample_mask": torch.zeros(3)},
+            "sample_mask",
+        ),
+        (
+            {
+                "cu_seqlens_padded": torch.tensor([0, 4]),
+                "input_ids": torch.zeros(2, 4, dtype=torch.int64),
+            },
+            "input_ids",
+        ),
+        ({"d2t": torch.zeros(2, 2, dtype=torch.int64)}, "d2t"),
+        ({"teacher_full_logits": torch.zeros(3, 4)}, "teacher_full_logits"),
+    ],
+)
+def test_a_canonical_name_with_another_shape_fails(
+    cli: Cli, tmp_path: Path, tensors: dict[str, torch.Tensor], wrong: str
+) -> None:
+    file = save(tmp_path / "f.safetensors", **tensors)
+    whole = report(cli, file, status=1)
+    failed = [c for c in of(whole, "canonical-shape") if c["status"] == "fail"]
+    assert [c["tensor"] for c in failed] == [wrong]
+    assert str(list(tensors[wrong].shape)) in failed[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "status"),
+    [
+        ("input_ids", torch.zeros(2, 4), "fail"),
+        ("d2t", torch.zeros(3), "fail"),
+        ("t2d", torch.zeros(3, dtype=torch.int64), "fail"),
+        ("teacher_full_logits", torch.zeros(1, 2, 3, dtype=torch.int32), "fail"),
+        ("token_mask", torch.zeros(2, 4, dtype=torch.int64), "warn"),
+        ("token_mask", torch.zeros(2, 4, dtype=torch.bool), "pass"),
+    ],
+)
+def test_a_canonical_name_with_another_dtype_is_reported(
+    cli: Cli, tmp_path: Path, name: str, tensor: torch.Tensor, status: str
+) -> None:
+    file = save(tmp_path / "f.safetensors", **{name: tensor})
+    whole = report(cli, file, status=int(status == "fail"))
+    assert of(whole, "canonical-dtype")[0]["status"] == status
+
+
+def test_a_rename_gives_a_tensor_its_canonical_name(cli: Cli, tmp_path: Path) -> None:
+    file = save(tmp_path / "f.safetensors", tokens=torch.zeros(2, 4))
+    assert of(report(cli, file), "canonical-dtype") == []
+    whole = report(cli, file, "--rename", "input_ids=tokens", status=1)
+    assert of(whole, "canonical-dtype")[0]["tensor"] == "input_ids"
+
+
+def test_a_pack_is_as_its_manifest_says_until_a_byte_changes(
+    cli: Cli, fixtures: Path, tmp_path: Path
+) -> None:
+    packs = tmp_path / "packs"
+    argv = ("pack", fixtures / "batch.safetensors", "-o", packs, "--cp", "2", "--max-tokens", "256")
+    assert cli(*argv).status == 0
+    files = sorted(packs.glob("*.safetensors"))
+    assert len(files) > 2
+    whole = report(cli, packs)
+    assert [c["status"] for c in of(whole, "manifest-files")] == ["pass"]
+    assert len(whole["stats"]["files"]) == len(files)
+    raw = bytearray(files[0].read_bytes())
+    raw[-1] ^= 1
+    files[0].write_bytes(raw)
+    files[1].unlink()
+    save_file({"x": torch.ones(1)}, packs / "stray.safetensors")
+    found = [c["message"] for c in of(report(cli, packs, status=1), "manifest-files")]
+    assert len(found) == 3
+    for file in (files[0], files[1], packs / "stray.safetensors"):
+        assert any(file.name in message for message in found)
+
+
+def test_checkpoints_sharded_or_not_are_shown_whole(cli: Cli, fixtures: Path) -> None:
+    for teacher in ("teacher-a", "teacher-b"):
+        whole = report(cli, fixtures / teacher)
+        names = {name for found in whole["stats"]["files"].values() for name in found}
+        stored = {n for f in (fixtures / teacher).glob("*.safetensors") for n in load_file(f)}
+        assert len(stored) > 5
+        assert names == stored
+
+
+def test_an_empty_directory_and_a_missing_file_are_exit_2(cli: Cli, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.safetensors"):
+        done = cli("inspect", path)
+        assert (done.status, done.out) == (2, "")
+        assert str(path) in done.err
