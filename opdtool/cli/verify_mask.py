@@ -1,0 +1,139 @@
+"""``opdtool verify-mask``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opdtool.cli.geometry import GeometryOptions
+from opdtool.cli.options import (
+    CpOption,
+    DeviceOption,
+    ExitZeroOption,
+    Format,
+    FormatOption,
+    Fp8Option,
+    MaxMemoryOption,
+    PadMultipleOption,
+    PadPackedMultipleOption,
+    PadPackedToOption,
+    QuietOption,
+    RenameOption,
+    ReportOption,
+    SequenceParallelOption,
+    TailOption,
+    TpOption,
+    parse_renames,
+    parse_size,
+)
+from opdtool.core.errors import InputError
+from opdtool.findings import Report
+
+
+class Convention(StrEnum):
+    """Which token slot t speaks of."""
+
+    ROLLED = "rolled"
+    UNSHIFTED = "unshifted"
+
+
+def command(
+    dump: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DUMP...",
+            help="The mask: one file, one a context-parallel rank, or a directory of packs.",
+        ),
+    ],
+    batch: Annotated[
+        list[Path],
+        typer.Option("--batch", help="The padded batch it was made from. Repeatable."),
+    ],
+    mask_name: Annotated[
+        str, typer.Option("--mask-name", help="The mask's name in the dump.")
+    ] = "draft_token_mask",
+    convention: Annotated[
+        Convention,
+        typer.Option(help="rolled: slot t speaks of token t+1. unshifted: of token t."),
+    ] = Convention.ROLLED,
+    shift: Annotated[
+        int | None,
+        typer.Option("--shift", min=1, help="Slot t speaks of token t+N (multi-step drafts)."),
+    ] = None,
+    atol: Annotated[
+        float, typer.Option("--atol", min=0.0, help="How far a value may be off.")
+    ] = 0.0,
+    cp: CpOption = None,
+    tp: TpOption = None,
+    sequence_parallel: SequenceParallelOption = None,
+    pad_multiple: PadMultipleOption = None,
+    fp8: Fp8Option = None,
+    pad_packed_multiple: PadPackedMultipleOption = None,
+    pad_packed_to: PadPackedToOption = None,
+    tail: TailOption = None,
+    rename: RenameOption = [],  # noqa: B006
+    device: DeviceOption = "auto",
+    max_memory: MaxMemoryOption = "1GiB",
+    format: FormatOption = Format.FULL,
+    report: ReportOption = [],  # noqa: B006
+    exit_zero: ExitZeroOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check a draft-loss mask from any framework, and name the mistake in it."""
+    from opdtool.cli.emit import Output, emit
+
+    told = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
+    options = GeometryOptions(
+        cp=cp,
+        tp=tp,
+        sequence_parallel=sequence_parallel,
+        pad_multiple=pad_multiple,
+        fp8=fp8 and fp8.value,
+        pad_packed_multiple=pad_packed_multiple,
+        pad_packed_to=pad_packed_to,
+        tail=tail and tail.value,
+    )
+    if convention is Convention.UNSHIFTED and shift is not None:
+        raise InputError(
+            f"--shift {shift} with --convention unshifted: an unshifted mask has no shift; "
+            "leave one of them out"
+        )
+    parse_size(max_memory)
+    job = VerifyMaskJob(
+        dump=tuple(dump),
+        batch=tuple(batch),
+        mask_name=mask_name,
+        shift=0 if convention is Convention.UNSHIFTED else shift or 1,
+        atol=atol,
+        geometry=options,
+        rename=parse_renames(rename),
+        device=device,
+    )
+    emit(run(job), told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyMaskJob:
+    """All that ``opdtool verify-mask`` was asked to do. ``shift`` 0 is the unshifted
+    convention."""
+
+    dump: Sequence[Path]
+    batch: Sequence[Path]
+    mask_name: str = "draft_token_mask"
+    shift: int = 1
+    atol: float = 0.0
+    geometry: GeometryOptions = field(default_factory=GeometryOptions)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+
+
+def run(job: VerifyMaskJob) -> Report:
+    """Verify the mask; returns the report."""
+    from opdtool.cli.verify_mask_run import verify
+
+    return verify(job)

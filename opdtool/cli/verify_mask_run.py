@@ -1,0 +1,372 @@
+"""What ``opdtool verify-mask`` does: read each pack, check its layout and mask, diagnose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opdtool.checks.diagnose import diagnose, fault_order
+from opdtool.checks.faults_masks import mask_forms
+from opdtool.checks.hypotheses import MaskCase, MaskWeights
+from opdtool.checks.layout import LayoutOutcome, PackVectors, check_layout
+from opdtool.checks.masks import scan_mask
+from opdtool.checks.masks_findings import Ids, MaskFindings, MaskPack, strip_of
+from opdtool.checks.recipes_values import Cells, Slots, as_numbers
+from opdtool.checks.registry import check_name, faults
+from opdtool.cli.geometry import pack_geometry
+from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
+from opdtool.core.errors import InputError
+from opdtool.core.layout import PackGeometry
+from opdtool.findings import MAX_PLACES, Diagnosis, Finding, Report, Section
+from opdtool.io.batch import Batch, open_batch
+from opdtool.io.tensors import TensorInfo, check_renames
+
+if TYPE_CHECKING:
+    from opdtool.cli.verify_mask import VerifyMaskJob
+
+VECTORS = ("cu_seqlens", "cu_seqlens_padded", "sequence_index")
+EXACT_IN_FLOAT64 = ("F64", "I64", "U64", "I32", "U32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One pack, looked at."""
+
+    name: str
+    outcome: LayoutOutcome
+    pack: MaskPack | None
+
+
+def verify(job: VerifyMaskJob) -> Report:
+    """The report on a dumped mask.
+
+    Raises:
+        InputError: files, names or shapes that are not what the command needs.
+    """
+    groups = group_dump(job.dump, job.geometry.cp)
+    options = replace(job.geometry, cp=groups.cp)
+    resolved = options.resolve(groups.recorded)
+    geometry = pack_geometry(resolved)
+    files = DumpFiles(job.rename)
+    with (
+        open_batch(job.batch, rename=job.rename, strict_rename=False) as batch,
+        closing(files),
+    ):
+        weights = mask_weights(batch)
+        checked = [_check_pack(job, pack, files, batch, weights, geometry) for pack in groups.packs]
+        check_renames(job.rename, batch, files)
+        several = len(checked) > 1
+        findings = merge_findings([(entry.name, entry.outcome.findings) for entry in checked])
+        packs = [entry.pack for entry in checked if entry.pack is not None]
+        ids = batch_ids(batch)
+        dtype = _dtype_finding(job, groups.packs, files)
+        values = MaskFindings(packs=packs, tensor=job.mask_name, ids=ids)
+        findings += [*_shape_finding(job, checked), dtype, *values.all()]
+        findings.sort(key=lambda finding: finding.code)
+        diagnosis = diagnose_all(checked, job.shift)
+        return Report(
+            command="verify-mask",
+            geometry=geometry_of(checked, geometry),
+            findings=tuple(findings),
+            diagnosis=diagnosis,
+            stats=_stats(checked, batch),
+            sections=_sections(packs, ids, several),
+            inputs=tuple(path.name for path in job.dump),
+        )
+
+
+def mask_weights(batch: Batch) -> MaskWeights:
+    """The batch's masks.
+
+    Raises:
+        InputError: there is no ``token_mask`` [B,S], or ``sample_mask`` is not [B] or not
+            finite.
+    """
+    info = batch.require("token_mask")
+    if info.shape != (batch.rows, batch.width):
+        batch.token_mask(slice(0, 0))  # says what is wrong with it
+    sample = batch.sample_mask()
+    dtype = info.torch_dtype
+    if sample is not None:
+        dtype = torch.promote_types(dtype, sample.dtype)
+    plain = not dtype.is_floating_point or dtype == torch.float64
+    return MaskWeights(
+        tokens=Cells(batch=batch, name="token_mask", width=batch.width, decode=as_numbers),
+        sample=np.ones(batch.rows)
+        if sample is None
+        else np.asarray(sample.to(torch.float64).numpy()),
+        given=sample,
+        rounding=None if plain else dtype,
+    )
+
+
+def _check_pack(
+    job: VerifyMaskJob,
+    pack: DumpPack,
+    files: DumpFiles,
+    batch: Batch,
+    weights: MaskWeights,
+    geometry: PackGeometry,
+) -> Checked:
+    sizes = [_slots(files.source(path).require(job.mask_name), path) for path in pack.files]
+    vectors, disagree = read_vectors(pack, files)
+    whole = is_whole(pack, sizes, vectors, batch, geometry)
+    given = PackVectors(
+        **vectors,
+        lengths=batch.lengths,
+        geometry=geometry,
+        slots=sum(sizes),
+        whole=whole,
+    )
+    outcome = check_layout(given)
+    outcome.findings += disagree
+    if len(set(sizes)) > 1:
+        return Checked(name=pack.name, outcome=_uneven(outcome, job, sizes), pack=None)
+    case = MaskCase(
+        slots=Slots(
+            pieces=[mask_reader(files, path, job.mask_name) for path in pack.files],
+            sizes=sizes,
+            decode=as_numbers,
+        ),
+        rows=outcome.rows,
+        lengths=outcome.lengths,
+        width=batch.width,
+        layout=outcome.layout,
+        geometry=geometry,
+        whole=whole or geometry.cp_size == 1,
+        dump_lengths=outcome.dump_lengths,
+        weights=weights,
+        shift=job.shift,
+        atol=job.atol,
+    )
+    scan = scan_mask(case)
+    outcome.settle(case.layout is not None and case.mismatches == 0)
+    return Checked(
+        name=pack.name, outcome=outcome, pack=MaskPack(name=pack.name, case=case, scan=scan)
+    )
+
+
+def _slots(info: TensorInfo, path: Path) -> int:
+    """The slots of a mask of shape [1,T], [T] or [T,1]."""
+    shape = info.shape
+    if len(shape) == 1 or (len(shape) == 2 and 1 in shape):
+        return info.numel
+    raise InputError(
+        f"{path}: {info.name} has shape {list(shape)}; expected [1,T], [T] or [T,1]. "
+        "A mask of the padded batch must be packed first: opdtool build-mask"
+    )
+
+
+def mask_reader(files: DumpFiles, path: Path, name: str) -> Callable[[int, int], Tensor]:
+    """Reads slots [start, stop) of one file's mask as [n]."""
+    return lambda start, stop: files.source(path).read_flat(name, start, stop)
+
+
+def read_vectors(
+    pack: DumpPack, files: DumpFiles
+) -> tuple[dict[str, Tensor | None], list[Finding]]:
+    """The first rank's cumulative lengths and index, and whether the other ranks agree."""
+    vectors = {name: files.maybe(pack.files[0], name) for name in VECTORS}
+    if len(pack.files) == 1:
+        return vectors, []
+    for rank, path in enumerate(pack.files[1:], start=1):
+        for name in VECTORS:
+            mine, other = vectors[name], files.maybe(path, name)
+            same = (mine is None) == (other is None) and (
+                mine is None or other is None or torch.equal(mine.reshape(-1), other.reshape(-1))
+            )
+            if not same:
+                return vectors, [
+                    Finding(
+                        code="OPD110",
+                        name=check_name("OPD110"),
+                        status="fail",
+                        message=f"rank {rank} ({path.name}) has another {name} than rank 0",
+                        tensor=name,
+                    )
+                ]
+    if all(vector is None for vector in vectors.values()):
+        return vectors, []
+    agreed = Finding(
+        code="OPD110",
+        name=check_name("OPD110"),
+        status="pass",
+        message=f"the same on {len(pack.files)} ranks",
+    )
+    return vectors, [agreed]
+
+
+def is_whole(
+    pack: DumpPack,
+    sizes: Sequence[int],
+    vectors: dict[str, Tensor | None],
+    batch: Batch,
+    geometry: PackGeometry,
+) -> bool:
+    """Whether a pack's one file without a rank in its name holds the whole pack.
+
+    Raises:
+        InputError: it holds one rank's piece, so that files are missing.
+    """
+    cp = geometry.cp_size
+    if pack.tagged or len(sizes) > 1 or cp == 1:
+        return False
+    ends = set()
+    for name in ("cu_seqlens_padded", "cu_seqlens"):
+        vector = vectors[name]
+        if vector is not None and vector.numel() and not vector.is_floating_point():
+            ends.add(int(vector.reshape(-1)[-1]))
+    if not ends:
+        index = vectors["sequence_index"]
+        rows = slice(None) if index is None else index.reshape(-1).to(torch.int64).numpy()
+        padded = geometry.padded(batch.lengths[rows])
+        ends.add(geometry.padded_total(int(padded.sum())))
+    if sizes[0] not in ends and sizes[0] * cp in ends:
+        raise InputError(
+            f"{pack.files[0]}: {sizes[0]} slots, one rank's share of {sizes[0] * cp}; with --cp "
+            f"{cp} give {cp} files, with .cp0of{cp} to .cp{cp - 1}of{cp} in their names"
+        )
+    return True
+
+
+def _uneven(outcome: LayoutOutcome, job: VerifyMaskJob, sizes: Sequence[int]) -> LayoutOutcome:
+    message = f"the ranks hold {', '.join(map(str, sizes))} slots; expected the same on each"
+    outcome.add("OPD302", "fail", message, tensor=job.mask_name)
+    outcome.layout = None
+    return outcome
+
+
+def _shape_finding(job: VerifyMaskJob, checked: Sequence[Checked]) -> list[Finding]:
+    """Whether the masks have the slots of their layouts (uneven ranks were reported)."""
+    if any(entry.pack is None for entry in checked):
+        return []
+    wrong = [entry for entry in checked if entry.pack and entry.pack.case.layout is None]
+    slots = sum(entry.pack.case.slots.total for entry in checked if entry.pack)
+    message = f"{slots} slots"
+    if wrong:
+        total = wrong[0].pack.case.slots.total if wrong[0].pack else 0
+        message = f"{total} slots, which no layout of the batch has; see the layout checks"
+    return [
+        Finding(
+            code="OPD302",
+            name=check_name("OPD302"),
+            status="fail" if wrong else "pass",
+            message=message,
+            tensor=job.mask_name,
+        )
+    ]
+
+
+def _dtype_finding(job: VerifyMaskJob, packs: Sequence[DumpPack], files: DumpFiles) -> Finding:
+    found = {
+        files.source(path).require(job.mask_name).dtype for pack in packs for path in pack.files
+    }
+    same = len(found) == 1
+    return Finding(
+        code="OPD303",
+        name=check_name("OPD303"),
+        status="pass" if same else "fail",
+        message=", ".join(sorted(found)) + ("" if same else ": not the same in all files"),
+        tensor=job.mask_name,
+    )
+
+
+def merge_findings(packs: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
+    """One finding a check and tensor over all packs: the worst, its pack named."""
+    worse = {"fail": 0, "warn": 1, "pass": 2, "skip": 3}
+    merged: dict[tuple[str, str | None], list[tuple[str, Finding]]] = {}
+    for name, findings in packs:
+        for finding in findings:
+            merged.setdefault((finding.code, finding.tensor), []).append((name, finding))
+    out = []
+    for entries in merged.values():
+        name, worst = min(entries, key=lambda entry: worse[entry[1].status])
+        if len(packs) > 1 and worst.status in ("fail", "warn"):
+            same = [f for _, f in entries if f.status == worst.status]
+            first = [
+                {"pack": n, **place}
+                for n, f in entries
+                if f.status == worst.status
+                for place in f.first
+            ]
+            more = f" (and {len(same) - 1} more packs)" if len(same) > 1 else ""
+            worst = replace(
+                worst,
+                message=f"{name}: {worst.message}{more}",
+                first=tuple(first[:MAX_PLACES]),
+                mismatches=sum(f.mismatches or 0 for f in same) or worst.mismatches,
+            )
+        out.append(worst)
+    return out
+
+
+def diagnose_all(checked: Sequence[Checked], shift: int) -> tuple[Diagnosis, ...]:
+    """What the offsets prove and what the masks' values say, the root cause first."""
+    proven: dict[str, str] = {}
+    for entry in checked:
+        for fault, note in entry.outcome.faults.items():
+            proven.setdefault(fault, note)
+    found = [property_diagnosis(fault, note) for fault, note in proven.items()]
+    packs = [entry.pack for entry in checked if entry.pack is not None]
+    content = diagnose([pack.case for pack in packs], mask_forms(shift))
+    found += [entry for entry in content if entry.fault not in proven or entry.faults]
+    order = {"exact": 0, "likely": 1}
+    return tuple(sorted(found, key=lambda entry: (order[entry.match], fault_order(entry.fault))))
+
+
+def property_diagnosis(fault: str, note: str) -> Diagnosis:
+    """A fault that is a property of the offsets, which holds."""
+    info = faults()[fault]
+    return Diagnosis(
+        fault=fault,
+        match="exact",
+        message=f"{info.statement} ({note})" if note else info.statement,
+        fix=info.fix,
+    )
+
+
+def geometry_of(checked: Sequence[Checked], geometry: PackGeometry) -> dict[str, int]:
+    """The report's geometry."""
+    slots = sum(entry.pack.case.slots.total for entry in checked if entry.pack)
+    return {
+        "tp": geometry.tp_size,
+        "cp": geometry.cp_size,
+        "sequences": sum(len(entry.outcome.rows) for entry in checked),
+        "packed_tokens": slots,
+    }
+
+
+def _stats(checked: Sequence[Checked], batch: Batch) -> dict[str, int]:
+    return {
+        "packs": len(checked),
+        "rows": batch.rows,
+        "real_tokens": int(sum(int(entry.outcome.lengths.sum()) for entry in checked)),
+    }
+
+
+def batch_ids(batch: Batch) -> Ids | None:
+    """Token ids of the batch by row and columns, where it has them."""
+    if "input_ids" not in batch.token_aligned:
+        return None
+
+    def ids(row: int, start: int, stop: int) -> list[int]:
+        found = batch.read("input_ids", slice(row, row + 1), slice(start, stop))
+        return [int(i) for i in found[0].reshape(-1)[: stop - start]]
+
+    return ids
+
+
+def _sections(packs: Sequence[MaskPack], ids: Ids | None, several: bool) -> tuple[Section, ...]:
+    for pack in packs:
+        if pack.scan.values.first:
+            shown = pack if several else replace(pack, name="")
+            strip = strip_of(shown, ids, pack.scan.values.first[0][0])
+            return (strip,) if strip is not None else ()
+    return ()
