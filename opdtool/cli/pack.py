@@ -178,7 +178,8 @@ def run(job: PackJob) -> Report:
                 files=out.files,
                 inputs=hasher.result(),
                 batch=(batch.rows, batch.width),
-                algorithm=job.bins.algorithm,
+                # One pack is no choice of an algorithm.
+                algorithm=job.bins.algorithm if job.bins.max_tokens else None,
                 extra=_extra(contents, plan),
             )
             out.finish(manifest.to_json())
