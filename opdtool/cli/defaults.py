@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,18 @@ def defaults_for(config: Config, command: str, commands: Mapping[str, str]) -> d
             kind that the option does not take. The whole file is checked, whatever the command.
     """
     found: dict[str, Any] = {}
-    mine = options(command)
     for key, value in config.table.items():
         if key in commands:
             continue
-        if key in mine:
-            found[mine[key].parameter] = _value(config, mine[key], key, value)
-        elif not any(key in options(name) for name in commands):
+        # The running command's own first: options of one name are alike, not always the same.
+        shapes = (options(name).get(key) for name in sorted(commands, key=command.__ne__))
+        shape = next(filter(None, shapes), None)
+        if shape is None:
             known = {shape.key for name in commands for shape in options(name).values()}
             raise _unknown(config, key, known | set(commands))
+        checked = _value(config, shape, key, value)
+        if key in options(command):
+            found[shape.parameter] = checked
     for name in commands:
         table = config.table.get(name, {})
         if not isinstance(table, dict):
@@ -106,8 +110,9 @@ def defaults_for(config: Config, command: str, commands: Mapping[str, str]) -> d
             if shape is None:
                 known = {shape.key for shape in options(name).values()}
                 raise _unknown(config, f"{name}.{key}", known, key)
+            checked = _value(config, shape, f"{name}.{key}", value)
             if name == command:
-                found[shape.parameter] = _value(config, shape, f"{name}.{key}", value)
+                found[shape.parameter] = checked
     return found
 
 
@@ -128,9 +133,25 @@ def _value(config: Config, shape: Shape, key: str, value: Any) -> Any:
         kinds = "a text, a number or a list of them" if shape.multiple else "a text or a number"
         raise InputError(f"{where} is {value!r}; expected {kinds}")
     texts = [str(item) for item in items]
+    for text in texts:
+        _check_kind(where, shape, text)
     if shape.path:
         texts = [relative_to(text, config.path.parent) for text in texts]
     return texts if shape.multiple else texts[0]
+
+
+def _check_kind(where: str, shape: Shape, text: str) -> None:
+    """Refuse here what the option would refuse, so that the message names the file."""
+    if issubclass(shape.kind, Enum):
+        choices = [str(choice.value) for choice in shape.kind]
+        if text not in choices:
+            hint = did_you_mean(text, choices)
+            raise InputError(f"{where} is {text!r}; expected one of {', '.join(choices)}{hint}")
+    elif shape.kind in (int, float):
+        try:
+            shape.kind(text)
+        except ValueError:
+            raise InputError(f"{where} is {text!r}; expected a number") from None
 
 
 def take_environment(command: Any, name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One option: its keys in a file (the spellings without dashes, the longest first), its
-    parameter, and what values it takes. ``off`` is the key of a flag's opposite."""
+    parameter, and what values it takes. ``off`` is the key of a flag's opposite; ``kind`` is
+    int, float, an enum of choices, or str for all else."""
 
     keys: tuple[str, ...]
     parameter: str
@@ -22,6 +24,7 @@ class Shape:
     off: str | None
     multiple: bool
     path: bool
+    kind: type = str
 
     @property
     def key(self) -> str:
@@ -47,6 +50,7 @@ def options(command: str) -> Mapping[str, Shape]:
             off=next((text.lstrip("-") for text in parameter.secondary_opts), None),
             multiple=bool(parameter.multiple),
             path=_is_path(hints[parameter.name], parameter.metavar),
+            kind=_kind(hints[parameter.name]),
         )
         found |= dict.fromkeys(keys, shape)
     return found
@@ -63,6 +67,15 @@ def _is_path(hint: Any, metavar: str | None) -> bool:
     if hint is Path:
         return True
     return get_origin(hint) is not None and any(_is_path(part, None) for part in get_args(hint))
+
+
+def _kind(hint: Any) -> type:
+    """What one value is: the type inside ``Annotated``, ``list`` and ``| None``."""
+    if get_origin(hint) is None:
+        known = isinstance(hint, type) and (hint in (int, float) or issubclass(hint, Enum))
+        return hint if known else str
+    kinds = [_kind(part) for part in get_args(hint) if isinstance(part, type) or get_origin(part)]
+    return next((kind for kind in kinds if kind is not str), str)
 
 
 def relative_to(text: str, folder: Path) -> str:

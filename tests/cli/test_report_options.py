@@ -1,0 +1,178 @@
+"""--format, --report, --exit-zero and -q, as every checking command has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> tuple[str, ...]:
+    save_file({"x": torch.ones(2)}, tmp_path / "a.safetensors")
+    return ("compare", str(tmp_path / "a.safetensors"), str(tmp_path / "a.safetensors"))
+
+
+@pytest.fixture
+def bad(tmp_path: Path, good: tuple[str, ...]) -> tuple[str, ...]:
+    save_file({"x": torch.zeros(2)}, tmp_path / "b.safetensors")
+    return ("compare", good[1], str(tmp_path / "b.safetensors"))
+
+
+def test_exit_zero_makes_0_of_1_and_of_nothing_else(
+    cli: Cli, good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    assert [cli(*argv, "--exit-zero").status for argv in (good, bad)] == [0, 0]
+    assert cli(*bad).status == 1
+    assert cli("compare", "none", "none", "--exit-zero").status == 2
+
+
+def test_quiet_prints_nothing_when_all_holds_and_the_failures_otherwise(
+    cli: Cli, good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    assert cli(*good, "-q").out == ""
+    rows = cli(*bad, "-q").out.splitlines()
+    assert [row.split()[0] for row in rows] == ["fail", "FAILED"]
+
+
+def test_several_reports_are_written_each_by_its_ending(
+    cli: Cli, bad: tuple[str, ...], tmp_path: Path
+) -> None:
+    paths = [
+        tmp_path / "new" / f"r{ending}" for ending in (".json", ".xml", ".md", ".html", ".svg")
+    ]
+    options = [word for path in paths for word in ("--report", str(path))]
+    done = cli(*bad, *options)
+    assert done.status == 1
+    assert json.loads(paths[0].read_text())["passed"] is False
+    assert ElementTree.parse(paths[1]).getroot().tag == "testsuites"
+    assert paths[2].read_text().startswith("## opdtool compare")
+    assert paths[3].read_text().startswith("<!DOCTYPE html>")
+    assert ElementTree.parse(paths[4]).getroot().tag.endswith("svg")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o666 & ~umask}
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(p.name for p in paths)
+
+
+def test_an_existing_report_is_written_anew(
+    cli: Cli, good: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_text("old")
+    assert cli(*good, "--report", path).status == 0
+    assert json.loads(path.read_text())["passed"] is True
+
+
+def test_an_unknown_ending_is_refused_before_any_work_and_the_endings_named(
+    cli: Cli, tmp_path: Path
+) -> None:
+    for name in ("r.txt", "r", "r.JSON"):
+        done = cli("compare", "none", "none", "--report", tmp_path / name)
+        assert (done.status, done.out) == (2, "")
+        assert all(end in done.err for end in (".json", ".xml", ".md", ".html", ".svg"))
+    (tmp_path / "d.json").mkdir()
+    assert "directory" in cli("compare", "none", "none", "--report", tmp_path / "d.json").err
+
+
+def test_a_report_that_cannot_be_written_is_exit_2(
+    cli: Cli, good: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = cli(*good, "--report", tmp_path / "file" / "r.json")
+    assert done.status == 2
+    assert "r.json" in done.err
+
+
+def test_an_unknown_format_is_exit_2_and_the_formats_named(cli: Cli, good: tuple[str, ...]) -> None:
+    done = cli(*good, "--format", "yaml")
+    assert (done.status, done.out) == (2, "")
+    assert "jsonl" in done.err
+
+
+def test_github_adds_to_the_step_summary_where_there_is_one(
+    cli: Cli, bad: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert "::error" in cli(*bad, "--format", "github").out
+    text = summary.read_text()
+    assert text.startswith("before\n")
+    assert "## opdtool compare" in text
+    assert "FAILED" in text
+    cli(*bad, "--format", "json")
+    assert summary.read_text() == text
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "summary.md"))
+    done = cli(*bad, "--format", "github")
+    assert done.status == 1
+    assert "GITHUB_STEP_SUMMARY" in done.err
+
+
+def shell(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OPD": f"{sys.executable} -m opdtool", **environment}
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=env, timeout=120, check=False
+    )
+
+
+def test_a_closed_pipe_ends_quietly_and_costs_no_report(
+    bad: tuple[str, ...], tmp_path: Path
+) -> None:
+    report = tmp_path / "r.json"
+    done = shell(f"$OPD {' '.join(bad)} --report {report} | true; echo ${{PIPESTATUS[0]}}")
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("1", "141")
+    assert json.loads(report.read_text())["passed"] is False
+
+
+def test_an_encoding_without_the_marks_escapes_them(bad: tuple[str, ...]) -> None:
+    done = shell(f"$OPD {' '.join(bad)}", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\\u2717 OPD953" in done.stdout
+
+
+def terminal(argv: str, columns: int = 80, **environment: str) -> str:
+    """What a command prints on a terminal (standard output and error together)."""
+    import pty
+
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), **environment}
+    env.pop("NO_COLOR", None) if "NO_COLOR" not in environment else None
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "opdtool", *argv.split()]
+    with subprocess.Popen(command, stdout=slave, stderr=slave, env=env) as child:
+        os.close(slave)
+        parts = []
+        while True:
+            try:
+                part = os.read(master, 1 << 16)
+            except OSError:
+                break
+            if not part:
+                break
+            parts.append(part)
+        child.wait()
+    os.close(master)
+    return b"".join(parts).decode()
+
+
+def test_a_terminal_gets_colour_and_folding_and_whole_names(tmp_path: Path) -> None:
+    name = "model.layers.0." + "long" * 20
+    save_file({name: torch.ones(2)}, tmp_path / "a.safetensors")
+    argv = f"compare {tmp_path}/a.safetensors {tmp_path}/a.safetensors"
+    text = terminal(argv)
+    assert "\x1b[" in text
+    assert name in text
+    plain = terminal(argv, NO_COLOR="1")
+    assert "\x1b[" not in plain
+    assert name in plain
