@@ -46,6 +46,10 @@ class Ranks:
         """TP x CP x DP."""
         return self.tp_size * self.cp_size * self.dp_size
 
+    def simulated(self) -> Ranks:
+        """One replica's ranks, simulated in this process."""
+        return replace(self, dp_size=1, driver=None)
+
     def name(self, rank: int) -> str:
         """The rank as errors name it."""
         return describe_rank(rank, self.world_size, self.tp_size, self.cp_size)
