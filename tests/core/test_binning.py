@@ -64,6 +64,15 @@ def test_modified_first_fit_pairs_small_rows_with_the_smallest_large_one() -> No
     assert rows_of(pack_bins(lengths, 20, algorithm="ffd")) == [[0, 2], [1, 3, 4], [5]]
 
 
+def test_modified_first_fit_hands_small_rows_out_backward() -> None:
+    # Three bins with room 9: the last takes the first 4 (row 6) and the first 5 (row 3).
+    lengths = ints(11, 11, 11, 5, 5, 5, 4, 4, 4)
+    assert rows_of(pack_bins(lengths, 20, algorithm="mffd")) == [[0, 5, 8], [1, 4, 7], [2, 3, 6]]
+    # Of one length only: the last takes the first two.
+    lengths = ints(12, 12, 4, 4, 4, 4)
+    assert rows_of(pack_bins(lengths, 20, algorithm="mffd")) == [[0, 4, 5], [1, 2, 3]]
+
+
 def test_equal_lengths_go_in_row_order() -> None:
     bins = pack_bins(ints(3, 3, 3, 3, 3), 6)
     assert rows_of(bins) == [[0, 1], [2, 3], [4]]
@@ -119,6 +128,13 @@ def test_working_chunk_by_chunk_changes_nothing(
     assert pieces.loads.tolist() == whole.loads.tolist()
 
 
+def test_a_bin_may_reach_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binning_classes, "CHUNK_ROWS", 4)
+    bins = pack_bins(np.ones(25, dtype=np.int64), 10, algorithm="concat")
+    assert bins.sizes.tolist() == [10, 10, 5]
+    assert bins.order.tolist() == list(range(25))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_lengths_past_sixteen_and_thirty_two_bits_are_packed_alike(algorithm: str) -> None:
     lengths = log_normal(200)
@@ -140,6 +156,15 @@ def test_more_distinct_lengths_than_sixteen_bits_number_are_sorted() -> None:
     bins = pack_bins(lengths, 140_001)
     assert bins.count == 70_000
     assert bins.loads.tolist() == [140_001] * 70_000
+
+
+@pytest.mark.parametrize("bound", [1, 100, 1 << 16, (1 << 16) + 1, 200_000, 1 << 33])
+def test_the_radix_sort_of_any_width_is_the_stable_sort(bound: int) -> None:
+    keys = np.random.default_rng(0).integers(bound - min(bound, 1000), bound, 5000)
+    keys[::3] %= 1 << 16
+    assert len(np.unique(keys)) < len(keys)
+    expected = np.argsort(keys, kind="stable")
+    assert binning_classes.stable_argsort(keys, bound).tolist() == expected.tolist()
 
 
 def test_a_row_longer_than_the_capacity_is_named() -> None:
