@@ -91,14 +91,15 @@ def _offsets(case: DraftCase, absolute: str) -> Finding:
 
 
 def _could_be_ids(case: DraftCase) -> bool:
-    """Whether the offsets rise at every step, as ids do, where hundreds of ids are chosen.
+    """Whether the offsets rise at every step, as ids do, where that is unlikely for offsets.
 
-    Offsets rise only where the chosen ids have a gap; of a vocabulary of which a tenth is
-    chosen at random one expects D / 10 neighbours without one.
+    An offset rises only where the chosen ids have a gap. Of D among M ids, chosen at random,
+    about D * D / M have none before them; where that is 3 or more, none at all is suspicious.
     """
-    if case.t2d_agrees or case.equals_against or case.entries < 256:
+    if case.t2d_agrees or case.equals_against:
         return False
-    return bool((case.offsets[1:] > case.offsets[:-1]).all())
+    rising = bool((case.offsets[1:] > case.offsets[:-1]).all())
+    return rising and case.entries * case.entries >= 3 * (int(case.ids[-1]) + 1)
 
 
 def _range(case: DraftCase) -> Finding:

@@ -118,8 +118,10 @@ def _against(case: DraftCase) -> Finding:
 
 
 def _identity(case: DraftCase) -> Finding:
-    if case.targets is None or case.entries != case.targets:
-        return finding("OPD415", "skip", "the draft vocabulary is smaller than the target's")
+    if case.targets is None:
+        return finding("OPD415", "skip", "no target vocabulary size")
+    if case.entries != case.targets:
+        return finding("OPD415", "skip", "the draft vocabulary is not as large as the target's")
     if bool((case.offsets == 0).all()):
         return finding(
             "OPD415",
