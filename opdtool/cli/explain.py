@@ -67,9 +67,17 @@ def _parts(statement: str, why: str, cause: str, fix: str) -> Iterator[str]:
     titles = ("What", "Why it matters", "Usual cause", "Fix")
     for title, text in zip(titles, (statement, why, cause, fix), strict=True):
         first, *rest = text.split("\n")
-        yield f"{title:<14} {first}"
+        yield f"{title:<14} {first if rest else as_sentence(first)}"
         for row in rest:
             yield " " * 15 + row
+
+
+def as_sentence(text: str) -> str:
+    """The text with a capital and a full stop, unless it begins with a name from code."""
+    first = text.split(" ", 1)[0]
+    if first.isalpha() and first.islower():
+        text = text[0].upper() + text[1:]
+    return text if text[-1:] in ".!?:)" else text + "."
 
 
 def _table() -> Iterator[str]:
@@ -79,8 +87,8 @@ def _table() -> Iterator[str]:
     wide = max(map(len, names))
     yield "Checks"
     for check in checks().values():
-        yield f"  {check.code}  {check.name:<{wide}}  {check.statement}"
+        yield f"  {check.code}  {check.name:<{wide}}  {as_sentence(check.statement)}"
     yield ""
     yield "Known faults"
     for fault in faults().values():
-        yield f"          {fault.name:<{wide}}  {fault.statement}"
+        yield f"          {fault.name:<{wide}}  {as_sentence(fault.statement)}"
