@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,11 +25,14 @@ from opdtool.cli.options import (
     PadPackedMultipleOption,
     PadPackedToOption,
     QuietOption,
+    Ranks,
+    RanksOption,
     RenameOption,
     ReportOption,
     RowAlignedOption,
     SequenceParallelOption,
     TailOption,
+    TimeoutOption,
     TpOption,
     parse_renames,
     parse_size,
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from opdtool.core.layout import PackGeometry
     from opdtool.core.plan import BinOptions, PackPlan, Utilisation
     from opdtool.io.packs import PackContents
+    from opdtool.ranks.launch import Ranks as World
+    from opdtool.ranks.topology import Topology
 
 MOST_BARS = 64
 """More microbatches than this are drawn as a histogram."""
@@ -81,6 +86,8 @@ def command(
     rename: RenameOption = [],  # noqa: B006
     row_aligned: RowAlignedOption = [],  # noqa: B006
     force: ForceOption = False,
+    ranks: RanksOption = Ranks.SIMULATED,
+    timeout: TimeoutOption = 300.0,
     device: DeviceOption = "auto",
     max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
@@ -104,6 +111,7 @@ def command(
     )
     from opdtool.cli.device import resolve_device
     from opdtool.core.plan import BinOptions
+    from opdtool.ranks.launch import open_ranks
 
     resolve_device(device)  # packing moves bytes from file to file: no device is faster at it
     bins = BinOptions(
@@ -124,7 +132,10 @@ def command(
         force=force,
         max_memory=parse_size(max_memory),
     )
-    emit(run(job), told)
+    with open_ranks(
+        ranks.value, tp_size=tp or 1, cp_size=cp or 1, timeout=timeout, device="cpu"
+    ) as world:
+        emit(run(job, world), told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +153,8 @@ class PackJob:
     max_memory: int = 1 << 30
 
 
-def run(job: PackJob) -> Report:
-    """Pack the batch into the output directory; returns the report."""
+def run(job: PackJob, world: World) -> Report:
+    """Pack the batch into the output directory, on all ranks; returns the report."""
     from opdtool.core.plan import plan_packs, utilisation
     from opdtool.io.batch import open_batch
     from opdtool.io.hashing import InputHasher
@@ -160,18 +171,22 @@ def run(job: PackJob) -> Report:
         hasher = InputHasher(job.batch)
         with (
             OutputDir(job.output, force=job.force) as out,
-            one_thread(),
             progress("pack, tokens", int(plan.lengths.sum())) as advance,
         ):
-            writer = PackWriter(
-                batch=batch,
-                plan=plan,
-                contents=contents,
-                max_memory=job.max_memory,
-                advance=advance,
-            )
-            for microbatch in range(plan.microbatches):
-                writer.write(out, microbatch, range(geometry.cp_size))
+            if world.driver is None:
+                writer = PackWriter(
+                    batch=batch,
+                    plan=plan,
+                    contents=contents,
+                    max_memory=job.max_memory,
+                    advance=advance,
+                )
+                with one_thread():
+                    for microbatch in range(plan.microbatches):
+                        writer.write(out, microbatch, range(geometry.cp_size))
+            else:
+                for records in world.run_writing(out.work, pack_share, job, plan, out.work):
+                    out.add_records(records)
             manifest = make_manifest(
                 "pack",
                 geometry=_recorded_geometry(job, geometry),
@@ -184,6 +199,30 @@ def run(job: PackJob) -> Report:
             )
             out.finish(manifest.to_json())
         return pack_report(plan, utilisation(plan), contents, job)
+
+
+def pack_share(
+    topology: Topology, job: PackJob, plan: PackPlan, work: Path
+) -> list[dict[str, Any]]:
+    """One rank's files, its replica's microbatches in its own window; returns their records.
+
+    Tensor-parallel ranks would write the same files, so they share the microbatches out too.
+    """
+    from opdtool.io.batch import open_batch
+    from opdtool.io.outdir import OutputPart
+    from opdtool.io.packs import PackContents, PackWriter
+
+    part = OutputPart(work, job.output)
+    with (
+        one_thread(),
+        open_batch(job.batch, rename=job.rename, row_aligned=job.row_aligned) as batch,
+    ):
+        writer = PackWriter(
+            batch=batch, plan=plan, contents=PackContents.of(batch), max_memory=job.max_memory
+        )
+        for microbatch in topology.share_with_tp(range(plan.microbatches)):
+            writer.write(part, microbatch, topology.cp_ranks)
+    return part.records()
 
 
 @contextmanager
