@@ -67,22 +67,6 @@ class Bins:
         return self.order[self.offsets[number] : self.offsets[number + 1]].astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilisation:
-    """How well bins are filled (contract 5.1)."""
-
-    bins: int
-    lower_bound: int
-    """No packing has fewer bins: the slots filled over the capacity, rounded up."""
-    utilisation: float
-    """Slots filled over slots there are."""
-    balance: float
-    """The greatest load over the mean one; 1 is perfect."""
-    min_load: int
-    mean_load: float
-    max_load: int
-
-
 def pack_bins(
     lengths: Ints,
     capacity: int,
@@ -125,23 +109,6 @@ def pack_bins(
         spread(bin_of, apart.loads, apart.rows, lengths, target)
     _number_by_first_row(bin_of, target)
     return _by_bin(bin_of, lengths, target, capacity)
-
-
-def utilisation(loads: Ints, capacity: int) -> Utilisation:
-    """How well bins of ``capacity`` slots with these loads [bins] are filled."""
-    if not len(loads):
-        raise InputError("there are no bins, so nothing is filled; the batch has no rows")
-    filled, most = int(loads.sum()), int(loads.max())
-    mean = filled / len(loads)
-    return Utilisation(
-        bins=len(loads),
-        lower_bound=-(-filled // capacity),
-        utilisation=filled / (len(loads) * capacity),
-        balance=most / mean if mean else 1.0,
-        min_load=int(loads.min()),
-        mean_load=mean,
-        max_load=most,
-    )
 
 
 def _decreasing(lengths: Ints, capacity: int, algorithm: str) -> tuple[Index, int]:

@@ -6,8 +6,11 @@ Legend: B batch rows, S row width, N segments, T packed slots, F any further dim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,8 +18,14 @@ from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import CuSeqlens, Ints, Pieces, as_offsets, check_cp_rank, runs
 
-_COPY_RUN = 384
-"""Runs longer than this (in elements) are copied one by one; shorter ones are gathered."""
+_COPY_RUN = 64
+"""Runs longer than this on average (in elements) are copied one by one; shorter are gathered."""
+
+_GATHER_BLOCK = 1 << 15
+"""Elements gathered at a time: fresh temporaries of megabytes cost more in page faults than
+the gathering itself, small ones stay in the cache."""
+
+Array = npt.NDArray[Any]
 
 _BYTE_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -74,13 +83,32 @@ def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor
     as_integers = flat.contiguous().view(_BYTE_VIEWS[flat.element_size()])
     source = as_integers.numpy()
     out = np.zeros((slots, *source.shape[1:]), dtype=source.dtype)
-    width = source[0].size if len(source) else 1
-    if int(count.sum()) * width >= _COPY_RUN * len(dst):
-        for to, at, n in zip(dst.tolist(), src.tolist(), count.tolist(), strict=True):
-            out[to : to + n] = source[at : at + n]
-    elif len(dst):
-        out[runs(dst, count)] = source.take(runs(src, count), axis=0, mode="clip")
+    if out.size and len(dst):
+        long = int(count.sum()) * source[0].size >= _COPY_RUN * len(dst)
+        (_copy_runs if long else _gather_runs)(out, source, dst, src, count)
     return torch.from_numpy(out).view(flat.dtype)
+
+
+def _copy_runs(out: Array, source: Array, dst: Ints, src: Ints, count: Ints) -> None:
+    """Run i of ``source``, from ``src[i]``, copied to ``dst[i]`` of ``out``, one by one.
+
+    Through views of bytes, where a copy costs two thirds of the same statement on arrays.
+    """
+    to_bytes = out.reshape(-1).data.cast("B")
+    from_bytes = source.reshape(-1).data.cast("B")
+    byte_runs = np.stack([dst, src, count]) * source[0].nbytes
+    for to, at, n in zip(*byte_runs.tolist(), strict=True):
+        to_bytes[to : to + n] = from_bytes[at : at + n]
+
+
+def _gather_runs(out: Array, source: Array, dst: Ints, src: Ints, count: Ints) -> None:
+    """What :func:`_copy_runs` does, by indices, a block of runs at a time."""
+    ends = np.cumsum(count)
+    block = max(_GATHER_BLOCK // source[0].size, 1)
+    edges = np.unique(np.searchsorted(ends, np.arange(0, ends[-1], block))).tolist()
+    for begin, end in pairwise([*edges, len(dst)]):
+        to, at, n = dst[begin:end], src[begin:end], count[begin:end]
+        out[runs(to, n)] = source.take(runs(at, n), axis=0, mode="clip")
 
 
 def _fill_on_device(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:

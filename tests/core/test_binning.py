@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from opdtool.core import binning_classes
-from opdtool.core.binning import ALGORITHMS, Bins, pack_bins, utilisation
+from opdtool.core.binning import ALGORITHMS, Bins, pack_bins
 from opdtool.core.errors import InputError
 from opdtool.core.offsets import Ints
 from tests.reference import binning as reference
@@ -232,17 +232,6 @@ def test_a_multiple_of_bins_stays_balanced(algorithm: str) -> None:
     # A row of 8192 stays as full as it was; what can be shared out is.
     assert bins.loads.max() == lengths.max()
     assert np.median(bins.loads) >= 0.75 * bins.loads.mean()
-
-
-def test_utilisation_of_a_worked_example() -> None:
-    stats = utilisation(ints(8, 7, 3), 8)
-    assert (stats.bins, stats.lower_bound) == (3, 3)
-    assert stats.utilisation == 18 / 24
-    assert (stats.min_load, stats.mean_load, stats.max_load) == (3, 6.0, 8)
-    assert stats.balance == 8 / 6
-    assert utilisation(ints(4, 4), 8).lower_bound == 1
-    with pytest.raises(InputError, match="no bins"):
-        utilisation(ints(), 8)
 
 
 def test_the_default_stays_within_a_thousandth_of_the_bound() -> None:
