@@ -11,8 +11,10 @@ no overlap, nothing behind. Every size is compared with the file before memory i
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -147,13 +149,14 @@ def read_header(file: SourceFile) -> Header:
     text = file.read(8, length)
     if text[:1] != b"{":
         raise InputError(f"{path}: header does not begin with {{; not a safetensors file")
-    raw = strict_json(text, f"{path}: header")
-    metadata = _metadata(path, raw.pop("__metadata__", {}))
-    data_start = 8 + length
-    entries = {
-        name: _entry(path, name, value, data_start, file.size) for name, value in raw.items()
-    }
-    _check_cover(path, entries, data_start, file.size)
+    with _no_collection():
+        raw = strict_json(text, f"{path}: header")
+        metadata = _metadata(path, raw.pop("__metadata__", {}))
+        data_start = 8 + length
+        entries = {
+            name: _entry(path, name, value, data_start, file.size) for name, value in raw.items()
+        }
+        _check_cover(path, entries, data_start, file.size)
     return Header(entries, metadata)
 
 
@@ -174,58 +177,71 @@ def _has_surrogate(text: str) -> bool:
 
 
 def _entry(path: object, name: str, value: Any, data_start: int, file_size: int) -> Entry:
-    where = f"{path}: tensor {_show(name)}"
-    if not name or len(name) > MAX_NAME or not name.isprintable():
-        reason = "is empty" if not name else "is not printable"
-        if len(name) > MAX_NAME:
-            reason = f"has {len(name)} characters, past {MAX_NAME}"
-        raise InputError(f"{where}: its name {reason}")
+    try:
+        return _checked_entry(name, value, data_start, file_size)
+    except _Fault as fault:
+        raise InputError(f"{path}: tensor {_show(name)}: {fault}") from None
+
+
+class _Fault(ValueError):  # noqa: N818 - it never leaves this module
+    """What is wrong with one tensor's entry."""
+
+
+def _checked_entry(name: str, value: Any, data_start: int, file_size: int) -> Entry:
+    if not name:
+        raise _Fault("its name is empty")
+    if len(name) > MAX_NAME:
+        raise _Fault(f"its name has {len(name)} characters, past {MAX_NAME}")
+    if not name.isprintable():
+        raise _Fault("its name is not printable")
     if not isinstance(value, dict):
-        raise InputError(f"{where}: its entry is not an object")
+        raise _Fault("its entry is not an object")
     try:
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     except KeyError as error:
-        raise InputError(f"{where}: its entry has no {error.args[0]}") from None
+        raise _Fault(f"its entry has no {error.args[0]}") from None
     bits = BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
-        raise InputError(f"{where}: unknown dtype {_show(str(dtype))}; known: {', '.join(BITS)}")
-    count = _numel(where, shape)
+        raise _Fault(f"unknown dtype {_show(str(dtype))}; known: {', '.join(BITS)}")
+    count = _numel(shape)
     if not _sizes(offsets) or len(offsets) != 2:
-        raise InputError(f"{where}: data_offsets are not two byte counts")
+        raise _Fault("data_offsets are not two byte counts")
     begin, end = offsets
     if begin > end:
-        raise InputError(f"{where}: data_offsets are reversed ({begin} past {end})")
+        raise _Fault(f"data_offsets are reversed ({begin} past {end})")
     if end > file_size - data_start:
-        raise InputError(
-            f"{where}: data_offsets end at {end}, past the {file_size - data_start} bytes of data; "
+        raise _Fault(
+            f"data_offsets end at {end}, past the {file_size - data_start} bytes of data; "
             "the file is truncated"
         )
     if count * bits != (end - begin) * 8:
-        raise InputError(
-            f"{where}: {end - begin} bytes for {dtype} {list(shape)}, "
-            f"which takes {-(-count * bits // 8)}"
+        raise _Fault(
+            f"{end - begin} bytes for {dtype} {shape}, which takes {-(-count * bits // 8)}"
         )
     return Entry(dtype, tuple(shape), data_start + begin, end - begin)
 
 
 def _sizes(value: Any) -> bool:
     """Is it a list of integers in 0..2**63-1? (In JSON, true is no integer.)"""
-    return isinstance(value, list) and all(
-        type(item) is int and 0 <= item < 1 << 63 for item in value
-    )
+    if not isinstance(value, list):
+        return False
+    for item in value:  # noqa: SIM110 - a million times over; a plain loop is the fastest
+        if type(item) is not int or not 0 <= item < 1 << 63:
+            return False
+    return True
 
 
-def _numel(where: str, shape: Any) -> int:
+def _numel(shape: Any) -> int:
     if not _sizes(shape):
-        raise InputError(f"{where}: shape is not a list of sizes in 0..2^63-1")
+        raise _Fault("shape is not a list of sizes in 0..2^63-1")
     if len(shape) > MAX_RANK:
-        raise InputError(f"{where}: shape has {len(shape)} dimensions, past {MAX_RANK}")
+        raise _Fault(f"shape has {len(shape)} dimensions, past {MAX_RANK}")
     count, strides = 1, 1
     for size in shape:
         count *= size
-        strides *= max(size, 1)
+        strides *= size or 1
     if strides >= 1 << 63:
-        raise InputError(f"{where}: shape {list(shape)} has more elements than can be counted")
+        raise _Fault(f"shape {shape} has more elements than can be counted")
     return count
 
 
@@ -233,13 +249,26 @@ def _check_cover(
     path: object, entries: Mapping[str, Entry], data_start: int, file_size: int
 ) -> None:
     """The tensors' bytes, in order, are the whole of the file behind its header."""
-    at, before = data_start, "the header"
+    at, before = data_start, ""
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
         if entry.begin != at:
             fault = "overlap" if entry.begin < at else "leave a gap after"
-            raise InputError(f"{path}: the bytes of tensor {_show(name)} {fault} {before}")
-        at, before = entry.begin + entry.nbytes, f"tensor {_show(name)}"
+            neighbour = f"tensor {_show(before)}" if before else "the header"
+            raise InputError(f"{path}: the bytes of tensor {_show(name)} {fault} {neighbour}")
+        at, before = entry.begin + entry.nbytes, name
     if at != file_size:
         raise InputError(
             f"{path}: {file_size - at} bytes behind the last tensor; the file is damaged"
         )
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the cyclic collector, which walks a large header again and again as it grows."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

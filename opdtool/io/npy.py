@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from pathlib import Path
 
@@ -36,15 +37,15 @@ def read_npy(path: Path) -> Tensor:
             raise InputError(f"{path}: holds pickled objects, which are never loaded")
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
             raise InputError(f"{path}: dtype {dtype} cannot be read; save integers or floats")
-        count = 1
-        for size in shape:
-            if type(size) is not int or size < 0:
-                raise InputError(f"{path}: shape {shape} is no list of sizes")
-            count *= size
+        if len(shape) > 32 or any(type(size) is not int or size < 0 for size in shape):
+            raise InputError(f"{path}: shape {str(shape)[:80]} is no list of at most 32 sizes")
+        count = math.prod(shape)
+        if math.prod(max(size, 1) for size in shape) >= 1 << 60:
+            raise InputError(f"{path}: shape {shape} has more elements than can be counted")
         start = head.tell()
-        if count * dtype.itemsize != file.size - start or len(shape) > 32:
+        if count * dtype.itemsize != file.size - start:
             raise InputError(
-                f"{path}: {file.size - start} bytes of data for {dtype} {list(shape)[:32]}, which "
+                f"{path}: {file.size - start} bytes of data for {dtype} {list(shape)}, which "
                 f"takes {count * dtype.itemsize}; it is truncated or damaged"
             )
         data = np.empty(count, dtype)

@@ -252,7 +252,11 @@ class TensorSource:
 
     def _empty(self, name: str, shape: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """A new tensor and its bytes. The shape was checked against the file's size."""
-        out = torch.empty(list(shape), dtype=self.info(name).torch_dtype)
+        try:
+            dtype = self.info(name).torch_dtype
+        except InputError as error:
+            raise InputError(f"{self.path_of(name)}: {error}") from None
+        out = torch.empty(list(shape), dtype=dtype)
         if out.numel() == 0:
             return out, np.empty(0, np.uint8)
         return out, out.reshape(-1).view(torch.uint8).numpy()
