@@ -32,7 +32,8 @@ class Block:
     @property
     def count(self) -> int:
         """How many positions it has in all."""
-        return (self.rows.stop - self.rows.start) * (self.positions.stop - self.positions.start)
+        rows, positions = self.rows, self.positions
+        return int((rows.stop - rows.start) * (positions.stop - positions.start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
