@@ -168,7 +168,7 @@ def run(job: PackJob, world: World) -> Report:
     with open_batch(job.batch, rename=job.rename, row_aligned=job.row_aligned) as batch:
         contents = PackContents.of(batch)
         plan = plan_packs(batch.lengths, geometry, job.bins, drop_empty=job.drop_empty)
-        hasher = InputHasher(job.batch)
+        hasher = InputHasher(batch.paths)
         with (
             OutputDir(job.output, force=job.force) as out,
             progress("pack, tokens", int(plan.lengths.sum())) as advance,
