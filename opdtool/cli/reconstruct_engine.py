@@ -10,7 +10,7 @@ Legend: P positions of a tile, v columns of a slice, H width of the hidden state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +44,13 @@ class Extent:
     high: float = float("-inf")
     not_finite: int = 0
     first: list[tuple[int, int, float]] = field(default_factory=list)
+    """(slot, column, value)."""
+
+    def merge(self, other: Extent) -> None:
+        """Take in another part."""
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.not_finite += other.not_finite
+        self.first = (self.first + other.first)[:10]
 
 
 @dataclass(slots=True)
@@ -60,9 +67,20 @@ class RankResult:
     divergence: DivergenceSums | None = None
     softmax: SoftmaxSums | None = None
     token_logits: Tensor | None = None
-    row_norms: Tensor | None = None
-    greatest_column_norm: float = 0.0
-    written: list[Mapping[str, object]] = field(default_factory=list)
+    row_norms: Tensor = field(default_factory=lambda: torch.zeros(2, 0))
+    """The 2-norms and 4-norms of the hidden states, [2, n]."""
+    greatest_norms: tuple[float, float] = (0.0, 0.0)
+    """The greatest 2-norm and 4-norm of the head's rows."""
+    share: int = 0
+    """Which of the data-parallel replicas' shares of the units this is."""
+    written: Sequence[Mapping[str, object]] = ()
+
+    def to_cpu(self) -> RankResult:
+        """The same, fit to travel to another process."""
+        for sums in (self.comparison, self.divergence, self.softmax):
+            if sums is not None:
+                sums.to_cpu()
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +140,26 @@ def run_rank(
     write: WriteTile | None = None,
     log_sum_exp: Tensor | None = None,
     stop_at_mismatch: bool = False,
+    share: tuple[int, int] = (0, 1),
     advance: Callable[[int], None] = lambda amount: None,
 ) -> RankResult:
     """Rebuild, and compare or write, all logits of one rank.
 
     ``variant`` other than the right one makes what a fault would have made, to compare it alone
     with the reference; ``log_sum_exp`` [slots] is for a variant that subtracts it, and
-    ``stop_at_mismatch`` ends at the first tile that differs.
+    ``stop_at_mismatch`` ends at the first tile that differs. ``share`` (i, n) takes every n-th
+    unit alone, from unit i on.
     """
     with torch.no_grad():
-        worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp)
+        worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp, share)
         for tile in worker.tiles():
             worker.take(tile, write)
             advance(len(tile.rows) * (tile.columns.stop - tile.columns.start))
             found = worker.result.comparison
             if stop_at_mismatch and found is not None and found.mismatches:
                 break
+        if variant == RIGHT:
+            worker.compare_padding()
         if write is not None:
             worker.write_padding(write)
         return worker.result
@@ -171,7 +193,9 @@ class _Worker:
         device: torch.device,
         variant: Variant,
         log_sum_exp: Tensor | None,
+        share: tuple[int, int],
     ) -> None:
+        self.share = share
         self.files, self.plan, self.variant, self.device = files, plan, variant, device
         self.tp_rank, self.cp_rank = tp_rank, cp_rank
         self.sizes = sizes_for(plan)
@@ -189,7 +213,8 @@ class _Worker:
             self.all.unit[self.order],
             self.all.position[self.order],
             Extent(),
-            row_norms=torch.zeros(count),
+            row_norms=torch.zeros(2, count),
+            share=share[0],
         )
         if plan.reference is not None and plan.bound is not None:
             bound = plan.bound.scaled(variant.factor)
@@ -228,7 +253,8 @@ class _Worker:
     def _order(self) -> Ints:
         """The slots that have a token, each teacher's together."""
         routes = self._routes()
-        real = np.flatnonzero(self.all.source >= 0)
+        mine = self.all.unit % self.share[1] == self.share[0]
+        real = np.flatnonzero((self.all.source >= 0) & mine)
         return real[np.argsort(routes[real], kind="stable")]
 
     def tiles(self) -> Iterator[_Tile]:
@@ -280,9 +306,11 @@ class _Worker:
         unit, position = self.all.unit[slots], self.all.position[slots]
         ranks = (self.tp_rank, self.cp_rank)
         if plan.reference is not None:
-            tile.reference = files.logits(
-                plan.reference, slots, unit, position, *ranks, tile.columns
-            )
+            shared = tile.columns
+            if not plan.reference.gathered:
+                shared = slice(shared.start, min(shared.stop, plan.reference.width))
+            if shared.start < shared.stop:
+                tile.reference = files.logits(plan.reference, slots, unit, position, *ranks, shared)
         if self.result.divergence is not None and plan.student is not None:
             tile.student = files.logits(plan.student, slots, unit, position, *ranks, tile.columns)
         return tile
@@ -292,14 +320,14 @@ class _Worker:
         self._load(tile)
         logits = self._rebuild(tile)
         result = self.result
-        if result.comparison is not None:
-            assert tile.reference is not None
+        if result.comparison is not None and tile.reference is not None:
+            shared = tile.reference.shape[1]
             result.comparison.add(
                 tile.at.start,
                 tile.columns.start,
-                logits,
+                logits[:, :shared],
                 tile.reference.to(self.device),
-                self._row_and_column_norms(tile),
+                self._row_and_column_norms(tile, shared),
             )
         if self.variant != RIGHT:
             return
@@ -327,22 +355,23 @@ class _Worker:
             self.norms = None
             if self._bounded():
                 self.norms = _norms(self.hidden, self.sizes.tile)
-                if self.result.row_norms is not None:
-                    at = slice(tile.at.start, tile.at.start + len(self.hidden))
-                    self.result.row_norms[at] = self.norms[0].cpu()
+                at = slice(tile.at.start, tile.at.start + len(self.hidden))
+                self.result.row_norms[:, at] = torch.stack(self.norms).cpu()
         if tile.head is not None:
             self.head = None
             self.head = tile.head.to(self.device).to(plan.compute)
             tile.head = None
             if self._bounded():
                 self.head_norms = _norms(self.head, 512)
-                most = float(self.head_norms[0].max()) if len(self.head) else 0.0
-                self.result.greatest_column_norm = max(self.result.greatest_column_norm, most)
+                two, four = (float(norms.max()) for norms in self.head_norms)
+                kept = self.result.greatest_norms
+                self.result.greatest_norms = (max(kept[0], two), max(kept[1], four))
             if self._multiplies_wide() and self.head.dtype != torch.float32:
                 self.head = self.head.float()
 
     def _bounded(self) -> bool:
-        return self.plan.bound is not None and not self.plan.bound.given
+        bounds = (self.plan.bound, self.plan.score_bound)
+        return any(bound is not None and not bound.given for bound in bounds)
 
     def _prepared(self, hidden: Tensor, head: HeadAt) -> Tensor:
         """Hidden states as the head wants them: normed, if asked for, and cast."""
@@ -389,15 +418,15 @@ class _Worker:
             logits = logits.sub_(self.lse[tile.at, None].to(self.device))
         return logits
 
-    def _row_and_column_norms(self, tile: _Tile) -> RowsAndColumns:
+    def _row_and_column_norms(self, tile: _Tile, columns: int) -> RowsAndColumns:
         if self.norms is None or self.head_norms is None:
             return RowsAndColumns()
         rows = slice(tile.rows.start, tile.rows.stop)
         return RowsAndColumns(
             rows=self.norms[0][rows],
-            columns=self.head_norms[0],
+            columns=self.head_norms[0][:columns],
             rows4=self.norms[1][rows],
-            columns4=self.head_norms[1],
+            columns4=self.head_norms[1][:columns],
         )
 
     def _look(self, tile: _Tile, logits: Tensor) -> None:
@@ -427,9 +456,27 @@ class _Worker:
         picked = logits[rows.to(self.device), tokens[rows].to(self.device)]
         result.token_logits[rows + tile.at.start] = picked.float().cpu()
 
+    def compare_padding(self) -> None:
+        """Compare what the reference holds in columns that pad the vocabulary: zeros here."""
+        plan, found = self.plan, self.result.comparison
+        if found is None or plan.reference is None or plan.reference.gathered:
+            return
+        low, high = max(self.window.start, plan.real), min(self.window.stop, plan.columns)
+        high = min(high, plan.reference.width)
+        for c in range(low, high, self.sizes.columns):
+            columns = slice(c, min(c + self.sizes.columns, high))
+            for p in range(0, len(self.order), self.sizes.tile):
+                slots = self.order[p : p + self.sizes.tile]
+                unit, position = self.all.unit[slots], self.all.position[slots]
+                recorded = self.files.logits(
+                    plan.reference, slots, unit, position, self.tp_rank, self.cp_rank, columns
+                ).to(self.device)
+                zeros = torch.zeros(recorded.shape, device=self.device)
+                found.add(p, c, zeros, recorded, RowsAndColumns(), vocabulary=False)
+
     def write_padding(self, write: WriteTile) -> None:
         """Write the zeros: of slots without a token, and of padding columns."""
-        plan, dtype = self.plan, self.plan.compute
+        dtype = self.plan.compute
         wide = self.window.stop - self.window.start
         real = self.columns.stop - self.columns.start
         rows = max(1, self.sizes.tile * self.sizes.columns // max(wide, 1))
@@ -441,7 +488,6 @@ class _Worker:
                 for low in range(0, length, rows):
                     some = min(rows, length - low)
                     write(start + low, first, torch.zeros(some, count, dtype=dtype))
-        assert plan.columns >= plan.real
 
 
 class _Room:
@@ -483,10 +529,8 @@ def _norms(rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
 def _tokens_of(plan: Plan, result: RankResult) -> Tensor:
     """The token that each slot's logits are asked for, -1 for none."""
     assert plan.scored is not None
-    longest = int(plan.layout.padded_lengths.max()) if plan.layout.num_segments else 0
-    token = np.full(plan.layout.num_segments * longest + 1, -1, np.int64)
-    token[plan.scored.unit * longest + plan.scored.position] = plan.scored.token
-    return torch.from_numpy(token[result.unit * longest + result.position])
+    slots = plan.layout.cu_seqlens_padded[result.unit] + result.position
+    return torch.from_numpy(plan.scored.token[slots])
 
 
 def _ahead(jobs: Iterator[Callable[[], T]]) -> Iterator[T]:

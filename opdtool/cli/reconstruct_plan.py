@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from opdtool.core.compare import ErrorBound
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import TokenGrid
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +83,15 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Recorded log-probabilities of tokens: entry ``at`` of flat token ``source`` and its id.
+    """Recorded log-probabilities, by slot of the whole layout [T] (units one after another).
 
-    int64 [n] each: ``unit`` and ``position`` whose logits predict the token, ``entry`` the flat
-    index of the recorded value in ``values``, ``token`` its id.
+    ``token`` int64 is the id that the slot's logits predict, -1 for none; ``recorded`` float64
+    its recorded log-probability; ``dtype`` is what that was stored in.
     """
 
-    values: TensorAt
-    unit: Ints
-    position: Ints
-    entry: Ints
     token: Ints
+    recorded: Floats
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ class Plan:
     packed: bool
     rows: int
     lengths: Ints
+    """Real tokens of each unit."""
     tp_size: int
     cp_size: int
     heads: Mapping[int, HeadAt]
@@ -123,10 +125,25 @@ class Plan:
     bound: ErrorBound | None = None
     reference: Sharded | None = None
     student: Sharded | None = None
-    weights: Ints | None = None
+    weights: Floats | None = None
+    """How much each slot of the whole layout counts, [T]: the rolled mask, or real tokens."""
+    masked: bool = False
+    """Whether the weights are a mask's."""
     scored: Scored | None = None
+    score_bound: ErrorBound | None = None
+    """How far the logits behind a log-probability may be off; or it itself, where given."""
     precision: torch.dtype | None = None
     """What the reference's values hold, where that is less than its dtype could."""
+
+    @property
+    def own_windows(self) -> bool:
+        """Whether the reference's shards are cut otherwise than evenly from these columns."""
+        reference = self.reference
+        if reference is None or reference.tp_size == 1:
+            return False
+        return reference.uneven or reference.width != (
+            self.vocabulary if reference.gathered else self.columns
+        )
 
     @property
     def width(self) -> int:
@@ -135,7 +152,7 @@ class Plan:
 
     def window(self, tp_rank: int) -> slice:
         """The columns of one tensor-parallel rank."""
-        if self.reference is not None and self.reference.uneven:
+        if self.reference is not None and self.own_windows:
             return slice(self.reference.starts[tp_rank], self.reference.starts[tp_rank + 1])
         local = self.columns // self.tp_size
         return slice(tp_rank * local, (tp_rank + 1) * local)

@@ -320,6 +320,14 @@ class Comparison:
             setattr(self, top, torch.where(better, getattr(other, top), getattr(self, top)))
             mine.merge(theirs)
 
+    def to_cpu(self) -> None:
+        """Move to the CPU."""
+        for name in ("above", "below", "worst", "top_rebuilt", "top_recorded"):
+            setattr(self, name, getattr(self, name).cpu())
+        self.rebuilt.to_cpu()
+        self.recorded.to_cpu()
+        self._scratch = _Scratch("cpu")
+
     @property
     def log_prob_errors(self) -> Tensor:
         """The greatest |log p(a) - log p(ref)| of each position, float32 [P]."""

@@ -85,6 +85,11 @@ class SoftmaxSums:
             setattr(twin, name, getattr(self, name).clone())
         return twin
 
+    def to_cpu(self) -> None:
+        """Move to the CPU."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name).cpu())
+
     def tensor(self) -> Tensor:
         """The sums as one float32 [4, P], to send to another rank."""
         return torch.stack([self.peak, self.mass, self.drop, self.lead])
@@ -160,6 +165,11 @@ class DivergenceSums:
         """Take in another part of the vocabulary."""
         self.teacher.merge(other.teacher)
         self.student.merge(other.student)
+
+    def to_cpu(self) -> None:
+        """Move to the CPU."""
+        self.teacher.to_cpu()
+        self.student.to_cpu()
 
     def result(self) -> Divergences:
         """The divergences over all that was taken in."""

@@ -1,0 +1,395 @@
+"""What ``opdtool reconstruct`` says: findings, figures, pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from opdtool.checks import teacher as checks
+from opdtool.cli.reconstruct_inputs import ReconstructJob
+from opdtool.cli.reconstruct_merge import Compared, Located, Part, compared, locate
+from opdtool.cli.reconstruct_plan import Floats, Plan, Sharded
+from opdtool.core.compare import EPS
+from opdtool.core.offsets import Ints
+from opdtool.findings import Bars, Diagnosis, Finding, Report, Scalar, Section, Table
+
+REBUILT = "teacher_logits"
+
+
+def make_report(
+    job: ReconstructJob,
+    plan: Plan,
+    parts: Sequence[Part],
+    identity: Finding | None,
+    diagnosis: Sequence[Diagnosis],
+) -> Report:
+    """The report of one run."""
+    findings = [_finite(plan, parts)]
+    stats: dict[str, Any] = {"logits": _range(parts)}
+    sections: list[Section] = []
+    notes = _notes(job, plan)
+    found = compared(plan, parts)
+    if plan.reference is not None and found is not None and plan.bound is not None:
+        findings += _reference_findings(plan, plan.reference, found)
+        figures = _reference_figures(plan, found)
+        stats["reference"] = figures
+        sections += [_reference_table(figures), _error_bars(found)]
+        notes.append(f"tolerance: {plan.bound.describe()}")
+    if identity is not None:
+        findings.append(identity)
+    if plan.scored is not None:
+        finding, scores = _scored(plan, parts)
+        findings.append(finding)
+        stats["logprobs"] = scores
+    if plan.student is not None:
+        finding, divergences = _divergences(plan, parts)
+        findings.append(finding)
+        stats["student"] = divergences
+        sections.append(_divergence_table(divergences))
+    return Report(
+        command="reconstruct",
+        geometry={
+            "tp": plan.tp_size,
+            "cp": plan.cp_size,
+            "sequences": plan.layout.num_segments,
+            "positions": plan.layout.total,
+            "vocabulary": plan.vocabulary,
+            "columns": plan.columns,
+            "padding_columns": plan.columns - plan.real,
+            "hidden": plan.width or None,
+            "dtype": str(plan.compute).removeprefix("torch."),
+        },
+        findings=tuple(findings),
+        diagnosis=tuple(diagnosis),
+        stats=stats,
+        sections=tuple(sections),
+        notes=tuple(notes),
+        inputs=tuple(
+            str(path)
+            for path in (
+                job.payload,
+                *(spec.path for spec in job.heads),
+                *job.reference,
+                *job.student,
+                *([job.logprobs] if job.logprobs else []),
+            )
+        ),
+    )
+
+
+def _notes(job: ReconstructJob, plan: Plan) -> list[str]:
+    notes = []
+    if job.output is not None:
+        notes.append(f"wrote {plan.tp_size * plan.cp_size} files to {job.output}")
+    if plan.kind == "logits" and job.heads:
+        notes.append("the payload is logits: no head was used")
+    if plan.columns > plan.real:
+        notes.append(
+            f"columns {plan.real}..{plan.columns - 1} pad the vocabulary: zero, in no softmax"
+        )
+    normed = sorted(i for i, head in plan.heads.items() if head.norm is not None)
+    if normed:
+        plain = sorted(set(plan.heads) - set(normed))
+        rest = f"; not to teachers {', '.join(map(str, plain))}" if plain else ""
+        notes.append(f"the final norm was applied to teachers {', '.join(map(str, normed))}{rest}")
+    if plan.reference is not None and plan.precision not in (None, plan.reference.dtype):
+        stored, holds = (
+            str(dtype).removeprefix("torch.") for dtype in (plan.reference.dtype, plan.precision)
+        )
+        notes.append(f"the reference is {stored}, but all that it holds is {holds}")
+    return notes
+
+
+def _range(parts: Sequence[Part]) -> dict[str, Scalar]:
+    return {
+        "min": number(min(part.result.extent.low for part in parts)),
+        "max": number(max(part.result.extent.high for part in parts)),
+        "not_finite": sum(part.result.extent.not_finite for part in parts),
+    }
+
+
+def _finite(plan: Plan, parts: Sequence[Part]) -> Finding:
+    total = sum(len(part.result.slots) for part in parts) * plan.real
+    figures = _range(parts)
+    first: list[Mapping[str, Scalar]] = []
+    for part in parts:
+        for slot, column, value in part.result.extent.first:
+            unit, position, tp_rank, cp_rank = locate(plan, part, slot, column)
+            where = Located(unit, position, column, tp_rank, cp_rank, value, math.nan)
+            place = where.place(plan)
+            del place["expected"], place["actual"]
+            first.append(place | {"actual": number(value)})
+    low, high = (
+        min(part.result.extent.low for part in parts),
+        max(part.result.extent.high for part in parts),
+    )
+    return checks.logits_finite(REBUILT, total, int(figures["not_finite"] or 0), low, high, first)
+
+
+def _reference_findings(plan: Plan, reference: Sharded, found: Compared) -> list[Finding]:
+    name = next(iter(reference.files.values())).name
+    assert plan.bound is not None
+    expected = plan.vocabulary if reference.gathered else plan.columns
+    columns = checks.reference_columns(
+        name,
+        np.diff(reference.starts).tolist(),
+        expected,
+        also=plan.vocabulary if plan.draft is None else None,
+    )
+    values = checks.logits_match(
+        name,
+        found.total,
+        found.mismatches,
+        found.multiple[0],
+        plan.bound.describe(),
+        [element.place(plan) for element in found.first],
+    )
+    return [columns, values]
+
+
+def _reference_figures(plan: Plan, found: Compared) -> dict[str, Any]:
+    def greatest(pair: tuple[float, Located | None]) -> dict[str, Any]:
+        value, where = pair
+        return {"value": number(value), "place": where.place(plan) if where else None}
+
+    def worst(values: Floats) -> dict[str, Any]:
+        at = int(np.argmax(np.nan_to_num(values, nan=np.inf)))
+        place = {"sequence": int(found.unit[at]), "position": int(found.position[at])}
+        return {"value": number(float(values[at])), "place": place}
+
+    assert plan.bound is not None
+    return {
+        "tolerance": plan.bound.describe(),
+        "tolerance_terms": {
+            "relative": plan.bound.relative,
+            "accumulation": plan.bound.accumulation,
+            "operand": plan.bound.operand,
+            "absolute": plan.bound.absolute,
+        },
+        "positions": len(found.unit),
+        "max_abs_error": greatest(found.absolute),
+        "max_rel_error": greatest(found.relative),
+        "max_logprob_error": worst(found.log_prob_errors),
+        "top1_agreement": number(float(found.agrees.mean())),
+        "kl": {
+            "mean": number(float(found.divergences.mean())),
+            "max": worst(found.divergences),
+        },
+        "least_tolerance": {
+            "atol": number(found.absolute[0]),
+            "rtol": number(found.relative[0]),
+            "multiple": number(found.multiple[0]),
+        },
+        "equal": found.exact,
+    }
+
+
+def _reference_table(figures: Mapping[str, Any]) -> Table:
+    def shown(entry: Mapping[str, Any]) -> tuple[str, str]:
+        place = entry["place"] or {}
+        where = ", ".join(
+            f"{key} {value}" for key, value in place.items() if key not in ("expected", "actual")
+        )
+        return format_number(entry["value"]), where
+
+    least = figures["least_tolerance"]
+    rows = (
+        ("greatest absolute error", *shown(figures["max_abs_error"])),
+        ("greatest relative error", *shown(figures["max_rel_error"])),
+        ("greatest log-probability error", *shown(figures["max_logprob_error"])),
+        ("top-1 agreement", f"{100 * float(figures['top1_agreement']):.4g} %", ""),
+        ("KL(reference || rebuilt), mean", format_number(figures["kl"]["mean"]), ""),
+        ("KL(reference || rebuilt), greatest", *shown(figures["kl"]["max"])),
+        ("least --atol that passes alone", format_number(least["atol"]), ""),
+        ("least --rtol that passes alone", format_number(least["rtol"]), ""),
+        ("least multiple of the tolerance", format_number(least["multiple"]), ""),
+    )
+    return Table(
+        title="rebuilt against reference",
+        columns=("figure", "value", "where"),
+        rows=rows,
+        numeric=frozenset({"value"}),
+    )
+
+
+def _error_bars(found: Compared) -> Bars:
+    """How many positions have their greatest log-probability error in which decade."""
+    edges = [10.0**k for k in range(-7, 2)]
+    counts, last = [], 0
+    errors = np.nan_to_num(found.log_prob_errors, nan=np.inf)
+    for edge in edges:
+        below = int((errors <= edge).sum())
+        counts.append(below - last)
+        last = below
+    labels = [f"up to 1e{k}" for k in range(-7, 2)] + ["more"]
+    counts.append(len(errors) - last)
+    return Bars(
+        title="positions by their greatest log-probability error",
+        labels=tuple(labels),
+        values=tuple(float(count) for count in counts),
+        limit=float(max(counts)),
+    )
+
+
+def _scored(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str, Any]]:
+    """Recorded log-probabilities against those of the rebuilt logits."""
+    assert plan.scored is not None
+    found: list[tuple[Ints, Ints, Floats, Floats, Floats]] = []
+    for part in parts:
+        result = part.result
+        assert result.softmax is not None
+        assert result.token_logits is not None
+        slots = plan.layout.cu_seqlens_padded[result.unit] + result.position
+        some = np.flatnonzero(plan.scored.token[slots] >= 0)
+        lse = result.softmax.log_sum_exp.to(torch.float64).numpy()
+        own = result.token_logits.to(torch.float64).numpy() - lse
+        bound = _score_bound(plan, part)
+        found.append(
+            (
+                result.unit[some],
+                result.position[some],
+                own[some],
+                plan.scored.recorded[slots[some]],
+                bound[some],
+            )
+        )
+    unit, position, own, recorded, bound = (
+        np.concatenate([one[k] for one in found]) for k in range(5)
+    )
+    assert plan.score_bound is not None
+    if plan.score_bound.given:
+        allowed = plan.score_bound.absolute + plan.score_bound.relative * np.abs(recorded)
+    else:
+        eps = max(torch.finfo(plan.scored.dtype).eps, EPS)
+        allowed = bound + 4 * eps * (np.abs(recorded) + 1)
+    error = np.abs(own - recorded)
+    with np.errstate(invalid="ignore"):
+        error = np.where(own == recorded, 0.0, np.nan_to_num(error, nan=np.inf))
+    wrong = np.flatnonzero(error > allowed)
+    order = np.lexsort((position[wrong], unit[wrong]))[:10]
+    first = [
+        {
+            "sequence": int(unit[i]),
+            "position": int(position[i]) + 1,
+            "expected": number(float(own[i])),
+            "actual": number(float(recorded[i])),
+        }
+        for i in wrong[order].tolist()
+    ]
+    worst = int(np.argmax(error))
+    finding = checks.logprobs_match("logprobs", len(error), len(wrong), float(error[worst]), first)
+    stats = {
+        "tokens": len(error),
+        "mismatches": len(wrong),
+        "max_abs_error": {
+            "value": number(float(error[worst])),
+            "place": {"sequence": int(unit[worst]), "position": int(position[worst]) + 1},
+        },
+        "mean_abs_error": number(float(error.mean())),
+        "least_tolerance": {"atol": number(float(error.max()))},
+    }
+    return finding, stats
+
+
+def _score_bound(plan: Plan, part: Part) -> Floats:
+    """How far a log-probability may be off at each position: twice what a logit may be.
+
+    A log-sum-exp moves by no more than the most that any of its logits does.
+    """
+    result, bound = part.result, plan.score_bound
+    assert bound is not None
+    most = max(abs(result.extent.low), abs(result.extent.high))
+    rows = result.row_norms.to(torch.float64).numpy()
+    columns = result.greatest_norms
+    product = bound.accumulation * columns[0] * rows[0] + bound.operand * columns[1] * rows[1]
+    found: Floats = 2 * (bound.relative * most + product + bound.absolute)
+    return found
+
+
+def _divergences(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str, Any]]:
+    """Divergences of student and teacher, weighed by the mask."""
+    assert plan.student is not None
+    assert plan.weights is not None
+    columns: dict[str, list[Floats]] = {name: [] for name in _DIVERGENCES}
+    units, positions, weights = [], [], []
+    for part in parts:
+        assert part.result.divergence is not None
+        found = part.result.divergence.result()
+        for name in _DIVERGENCES:
+            columns[name].append(getattr(found, name).to(torch.float64).numpy())
+        slots = plan.layout.cu_seqlens_padded[part.result.unit] + part.result.position
+        units.append(part.result.unit)
+        positions.append(part.result.position)
+        weights.append(plan.weights[slots])
+    unit, position = np.concatenate(units), np.concatenate(positions)
+    weight = np.concatenate(weights)
+    counted = weight != 0
+    values = {name: np.concatenate(parts) for name, parts in columns.items()}
+    stats: dict[str, Any] = {
+        "weight": number(float(weight.sum())),
+        "positions": int(counted.sum()),
+        "weighted_by": "draft token mask" if plan.masked else "real positions",
+    }
+    for name, label in _DIVERGENCES.items():
+        value = values[name]
+        total = float(weight.sum())
+        mean = float((value[counted] * weight[counted]).sum() / total) if total else math.nan
+        entry: dict[str, Any] = {"mean": number(mean)}
+        if counted.any():
+            some = np.flatnonzero(counted)
+            at = int(some[np.argmax(np.nan_to_num(value[some], nan=np.inf))])
+            entry["max"] = number(float(value[at]))
+            entry["place"] = {"sequence": int(unit[at]), "position": int(position[at])}
+        stats[label] = entry
+    both = np.isfinite(values["forward"]) & np.isfinite(values["reverse"])
+    bad = np.flatnonzero(counted & ~both)
+    order = np.lexsort((position[bad], unit[bad]))[:10]
+    first = [{"sequence": int(unit[i]), "position": int(position[i])} for i in bad[order].tolist()]
+    name = next(iter(plan.student.files.values())).name
+    return checks.divergence_finite(name, int(counted.sum()), len(bad), first), stats
+
+
+_DIVERGENCES = {
+    "forward": "forward_kl",
+    "reverse": "reverse_kl",
+    "teacher_entropy": "teacher_entropy",
+    "student_entropy": "student_entropy",
+}
+
+
+def _divergence_table(stats: Mapping[str, Any]) -> Table:
+    names = {
+        "forward_kl": "KL(teacher || student)",
+        "reverse_kl": "KL(student || teacher)",
+        "teacher_entropy": "entropy of the teacher",
+        "student_entropy": "entropy of the student",
+    }
+    rows = []
+    for key, name in names.items():
+        entry = stats[key]
+        place = entry.get("place")
+        where = f"sequence {place['sequence']}, position {place['position']}" if place else ""
+        rows.append((name, format_number(entry["mean"]), format_number(entry.get("max")), where))
+    return Table(
+        title=f"student against teacher, in nats, over {stats['positions']:,} positions "
+        f"weighed by {stats['weighted_by']}",
+        columns=("figure", "mean", "greatest", "where"),
+        rows=tuple(rows),
+        numeric=frozenset({"mean", "greatest"}),
+    )
+
+
+def number(value: float) -> float | str:
+    """A number that JSON can hold: what is not finite becomes a word."""
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+
+
+def format_number(value: Any) -> str:
+    """Four digits of a number, or the word for what is none."""
+    return f"{value:.4g}" if isinstance(value, float | int) else str(value)

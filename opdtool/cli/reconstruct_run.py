@@ -1,0 +1,251 @@
+"""``opdtool reconstruct``, from plan to report: run the ranks, write their files, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from opdtool.checks import teacher as checks
+from opdtool.cli.progress import progress
+from opdtool.cli.reconstruct_engine import RankResult, run_rank
+from opdtool.cli.reconstruct_files import Files
+from opdtool.cli.reconstruct_find import shard_sizes
+from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
+from opdtool.cli.reconstruct_merge import merge_ranks
+from opdtool.cli.reconstruct_plan import Plan, TensorAt
+from opdtool.cli.reconstruct_report import make_report
+from opdtool.core.rebuild import Variant
+from opdtool.findings import Diagnosis, Finding, Report
+from opdtool.io.hashing import sha256_file, sha256_tensor
+from opdtool.io.manifest import Manifest, ManifestInput, has_manifest, make_manifest, read_manifest
+from opdtool.io.outdir import OutputDir, OutputPart
+from opdtool.io.tensors import open_tensors
+from opdtool.io.writer import TensorFileWriter, TensorSpec, check_output, dtype_code
+from opdtool.ranks.launch import Ranks, open_ranks
+from opdtool.ranks.topology import Topology
+
+
+def run(job: ReconstructJob) -> Report:
+    """Rebuild every rank's teacher logits; write them, compare them, say what was found.
+
+    Raises:
+        InputError: whatever cannot be right about the inputs, or an output in the way.
+    """
+    tp_size, cp_size = shard_sizes(job.tp, job.cp, [*job.reference], [*job.student])
+    with open_ranks(
+        job.ranks, tp_size=tp_size, cp_size=cp_size, timeout=job.timeout, device=job.device
+    ) as ranks:
+        if job.output is not None:
+            check_output(job.output, force=job.force, directory=True)
+        plan = make_plan(job)
+        manifest = _manifest(job)
+        with _hashed(job, plan, manifest) as hashes:
+            results = _rebuild(ranks, job, plan, hashes)
+            identity = _identity(manifest, hashes)
+        parts = merge_ranks(results)
+        diagnosis: tuple[Diagnosis, ...] = ()
+        return make_report(job, plan, parts, identity, diagnosis)
+
+
+def _rebuild(
+    ranks: Ranks, job: ReconstructJob, plan: Plan, hashes: _Hashes | None
+) -> list[RankResult]:
+    if job.output is None or hashes is None:
+        nested = ranks.run_together(rebuild_ranks, plan, None)
+        return [result for results in nested for result in results]
+    with OutputDir(job.output, force=job.force) as out:
+        nested = ranks.run_writing(out.work, rebuild_ranks, plan, str(out.work))
+        results = [result for results in nested for result in results]
+        for result in results:
+            out.add_records(result.written)
+        manifest = make_manifest(
+            "reconstruct",
+            geometry=_geometry(plan),
+            files=out.files,
+            inputs=hashes.inputs(),
+            batch=(plan.layout.num_segments, plan.grid.width),
+            extra=_extra(plan),
+        )
+        out.finish(manifest.to_json())
+    return results
+
+
+def rebuild_ranks(topology: Topology, plan: Plan, work: str | None) -> list[RankResult]:
+    """The results of all ranks that this call stands for; writes their files into ``work``."""
+    if work is not None and topology.dp_rank:
+        return []  # one file a rank: the first replica writes it whole
+    share = (0, 1) if work is not None else (topology.dp_rank, topology.dp_size)
+    places = [(t, c) for c in topology.cp_ranks for t in topology.tp_ranks]
+    total = plan.layout.local_total * plan.columns // plan.tp_size * len(places)
+    results = []
+    with Files(plan) as files, progress("reconstruct", total) as advance:
+        for tp_rank, cp_rank in places:
+            ranks = (files, plan, tp_rank, cp_rank, topology.device)
+            if work is None:
+                result = run_rank(*ranks, share=share, advance=advance)
+            else:
+                part = OutputPart(Path(work))
+                shape = (plan.rows, plan.layout.local_total // plan.rows, _local_columns(plan))
+                spec = TensorSpec("teacher_logits", dtype_code(plan.compute), shape)
+                with part.tensor_file(plan.shard_name(tp_rank, cp_rank), [spec]) as file:
+                    write = partial(_write, file, shape[1])
+                    result = run_rank(*ranks, write=write, advance=advance)
+                result.written = part.records()
+            results.append(result.to_cpu())
+    return results
+
+
+def try_ranks(
+    topology: Topology, plan: Plan, variant: Variant, sums: Mapping[int, torch.Tensor]
+) -> bool:
+    """Whether what a fault would have made is what these ranks' reference holds."""
+    judged = 0
+    with Files(plan) as files:
+        for cp_rank in topology.cp_ranks:
+            for tp_rank in topology.tp_ranks:
+                result = run_rank(
+                    files,
+                    plan,
+                    tp_rank,
+                    cp_rank,
+                    topology.device,
+                    variant=variant,
+                    log_sum_exp=sums.get(cp_rank),
+                    stop_at_mismatch=True,
+                    share=(topology.dp_rank, topology.dp_size),
+                )
+                if result.comparison is None or result.comparison.mismatches:
+                    return False
+                judged += result.comparison.total
+    return True
+
+
+def _write(
+    file: TensorFileWriter, width: int, slot: int, column: int, logits: torch.Tensor
+) -> None:
+    """Put logits [P, v] where slot and column say, in a tensor of rows of ``width`` slots."""
+    for row, start, piece in _rows(slot, logits, width):
+        file.write("teacher_logits", piece[None], row, start, column)
+
+
+def _rows(slot: int, logits: torch.Tensor, width: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(row, first position, logits) of a stretch of slots, row by row."""
+    done = 0
+    while done < len(logits):
+        row, start = divmod(slot + done, width)
+        count = min(width - start, len(logits) - done)
+        yield row, start, logits[done : done + count]
+        done += count
+
+
+def _local_columns(plan: Plan) -> int:
+    return plan.columns // plan.tp_size
+
+
+def _geometry(plan: Plan) -> dict[str, str | int | float | bool | None]:
+    return {
+        "tp": plan.tp_size,
+        "cp": plan.cp_size,
+        "packed": plan.packed,
+        "sequence": plan.layout.total // plan.rows,
+        "vocabulary": plan.vocabulary,
+        "columns": plan.columns,
+    }
+
+
+def _extra(plan: Plan) -> dict[str, object]:
+    return {
+        "payload": plan.kind,
+        "dtype": dtype_code(plan.compute),
+        "logit_scale": plan.scale,
+        "logit_softcap": plan.softcap,
+        "normed": sorted(i for i, head in plan.heads.items() if head.norm is not None),
+        "draft_columns": None if plan.draft is None else len(plan.draft),
+    }
+
+
+class _Hashes:
+    """Hashes of heads and other inputs, computed in a thread beside the work."""
+
+    def __init__(self, plan: Plan, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._jobs: list[tuple[str, str, int | None, str | None, Future[str]]] = []
+        self.heads: dict[int, Future[str]] = {}
+        for index, head in sorted(plan.heads.items()):
+            self.heads[index] = self._tensor(head.weight, "head", index)
+
+    def add_rest(self, plan: Plan, d2t: Path | None) -> None:
+        """The inputs of an output: norms, payload, map."""
+        for index, head in sorted(plan.heads.items()):
+            if head.norm is not None:
+                self._tensor(head.norm.weight, "norm", index)
+        for path, role in ((plan.payload.path, "payload"), (d2t, "d2t")):
+            if path is not None and path.is_file():
+                future = self._pool.submit(sha256_file, path)
+                self._jobs.append((path.name, role, None, None, future))
+
+    def inputs(self) -> list[ManifestInput]:
+        """Everything hashed, as the manifest lists it."""
+        return [
+            ManifestInput(name, future.result(), role, index, tensor)
+            for name, role, index, tensor, future in self._jobs
+        ]
+
+    def _tensor(self, at: TensorAt, role: str, index: int) -> Future[str]:
+        future = self._pool.submit(_tensor_hash, at)
+        self._jobs.append((at.path.name, role, index, at.name, future))
+        return future
+
+
+@contextmanager
+def _hashed(job: ReconstructJob, plan: Plan, manifest: Manifest | None) -> Iterator[_Hashes | None]:
+    if job.output is None and manifest is None:
+        yield None
+        return
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="opdtool-hash")
+    try:
+        hashes = _Hashes(plan, pool)
+        if job.output is not None:
+            hashes.add_rest(plan, job.d2t)
+        yield hashes
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _tensor_hash(at: TensorAt) -> str:
+    with open_tensors([at.path]) as source:
+        return sha256_tensor(source, at.name)
+
+
+def _manifest(job: ReconstructJob) -> Manifest | None:
+    """The manifest beside a reference that this command wrote."""
+    for path in job.reference:
+        directory = path if path.is_dir() else path.parent
+        if has_manifest(directory):
+            manifest = read_manifest(directory)
+            if manifest.kind == "reconstruct":
+                return manifest
+    return None
+
+
+def _identity(manifest: Manifest | None, hashes: _Hashes | None) -> Finding | None:
+    """Whether the heads are those that the reference's manifest binds, where it has one."""
+    if manifest is None or hashes is None or not hashes.heads:
+        return None
+    bound = {i.index: i.sha256 for i in manifest.inputs if i.role == "head" and i.index is not None}
+    changed = []
+    for index, future in sorted(hashes.heads.items()):
+        own = future.result()
+        if bound.get(index) == own:
+            continue
+        others = [str(i) for i, sha256 in bound.items() if sha256 == own]
+        was = f"; it is the one of teacher {others[0]} there" if others else ""
+        changed.append(
+            f"the head of teacher {index} is not the one that the reference was made with{was}"
+        )
+    return checks.head_identity(changed, len(hashes.heads))
