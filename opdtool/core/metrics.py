@@ -26,9 +26,7 @@ def as_normalizer(value: object) -> MetricNormalizer:
     """
     if isinstance(value, MetricNormalizer):
         return value
-    name = value if isinstance(value, str) and not isinstance(value, Enum) else None
-    if isinstance(value, Enum):
-        name = value.name
+    name = value.name if isinstance(value, Enum) else value
     if isinstance(name, str) and name.upper() in MetricNormalizer.__members__:
         return MetricNormalizer[name.upper()]
     raise InputError(f"{value!r} is no normalizer; it is one of tokens, sequences, none")

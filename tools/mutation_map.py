@@ -1,0 +1,19 @@
+"""Which tests speak for which module; quick and direct ones first."""
+
+from __future__ import annotations
+
+_PACKING = (
+    "tests/core/test_packing.py",
+    "tests/core/test_layout.py",
+    "tests/core/test_masks.py",
+    "tests/properties/test_packing.py",
+)
+
+TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("core/offsets", _PACKING),
+    ("core/layout", _PACKING),
+    ("core/packing", _PACKING),
+    ("core/masks", ("tests/core/test_masks.py", *_PACKING)),
+    ("core/metrics", ("tests/core/test_metrics.py",)),
+    ("core/plan", ("tests/core/test_plan.py", "tests/cli/test_pack.py")),
+)
