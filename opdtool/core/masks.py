@@ -58,7 +58,7 @@ def draft_pieces(layout: PackedLayout, *, cp_rank: int = 0, limit: int | None = 
     roll would bring back from a row's first token is left out: that slot speaks of a token
     that is not there.
     """
-    return layout.pieces(cp_rank, shift=-1, limit=limit).clip(1, layout.total + 1)
+    return layout.pieces(cp_rank, shift=-1, limit=limit).clip(1, layout.total)
 
 
 def draft_token_mask(weights_BS: Tensor, layout: PackedLayout, *, cp_rank: int = 0) -> Tensor:

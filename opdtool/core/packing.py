@@ -16,7 +16,7 @@ from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
-from opdtool.core.offsets import CuSeqlens, Ints, Pieces, as_offsets, check_cp_rank, runs
+from opdtool.core.offsets import CuSeqlens, Ints, Pieces, as_offsets, runs
 
 _COPY_RUN = 64
 """Runs longer than this on average (in elements) are copied one by one; shorter are gathered."""
@@ -160,7 +160,6 @@ def pack_input_ids(
     """
     if input_ids.ndim != 2:
         raise InputError(f"input_ids has shape {list(input_ids.shape)}; expected [B,S]")
-    check_cp_rank(cp_rank, cp_size)
     layout = _clamped_layout(cu_seqlens_q, cu_seqlens_q_padded, input_ids.shape[1], cp_size)
     return pack_rows(input_ids, layout, cp_rank=cp_rank, shift=roll_shift).unsqueeze(0)
 
@@ -221,8 +220,9 @@ def unpack_rows(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: in
         )
     n = layout.num_rows
     lengths, index = layout.lengths[:n], layout.sequence_index
-    if n and (index.min() < 0 or index.max() >= rows):
-        raise InputError(f"sequence_index names row {index.max()}, outside the {rows} rows")
+    outside = index[(index < 0) | (index >= rows)]
+    if len(outside):
+        raise InputError(f"sequence_index names row {outside[0]}, outside the {rows} rows")
     if n and lengths.max() > width:
         raise InputError(
             f"sequence {int(np.argmax(lengths))} has {lengths.max()} tokens, "
@@ -253,7 +253,7 @@ def gather_cp(shards: Sequence[Tensor], layout: PackedLayout) -> Tensor:
             )
     if layout.cp_size == 1:
         return shards[0]
-    out = shards[0].new_zeros(layout.total, *shards[0].shape[1:])
+    out = shards[0].new_empty(layout.total, *shards[0].shape[1:])
     for rank, shard in enumerate(shards):
         out.index_copy_(0, layout.global_slots(rank).to(out.device), shard)
     return out
