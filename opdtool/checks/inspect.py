@@ -84,7 +84,7 @@ def check_finite(figures: dict[str, Figures]) -> list[Finding]:
     """
     bad = {name: f for name, f in figures.items() if f.nan or f.inf}
     if not bad:
-        message = f"all values of {len(figures):,} tensors are finite"
+        message = f"all values are finite in {len(figures):,} tensor{'s'[: len(figures) != 1]}"
         return [_finding("pass", message, None)] if figures else []
     return [
         _finding("warn", f"holds {f.nan:,} NaN and {f.inf:,} infinities in {f.numel:,}", name)

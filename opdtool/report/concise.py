@@ -34,5 +34,7 @@ def _finding(finding: Finding) -> Line:
     line = Line().add(finding.status, STYLES[finding.status]).add(f" {label(finding)}: ")
     line.add(one_line(finding.message))
     details = [wrong_of(finding)] if finding.mismatches else []
-    details += [f"first at {place_text(place)}" for place in finding.first[:1]]
+    # Many a message gives the first place itself.
+    if "first" not in finding.message:
+        details += [f"first at {place_text(place)}" for place in finding.first[:1]]
     return line.add(f" [{'; '.join(details)}]") if details else line

@@ -110,9 +110,15 @@ def _checks(findings: Sequence[Finding]) -> str:
 
 def _places(finding: Finding) -> str:
     names = t.columns(finding.first)
-    head = "".join(f'<th class="n">{_text(name)}</th>' for name in names)
+    # Texts, such as the token ids around a place, read from the left; all else are numbers.
+    kinds = [
+        "mono" if any(isinstance(place.get(name), str) for place in finding.first) else "n mono"
+        for name in names
+    ]
+    columns = list(zip(names, kinds, strict=True))
+    head = "".join(f'<th class="{kind}">{_text(name)}</th>' for name, kind in columns)
     rows = [
-        "".join(f'<td class="n mono">{_text(t.value(place.get(name)))}</td>' for name in names)
+        "".join(f'<td class="{kind}">{_text(t.value(place.get(n)))}</td>' for n, kind in columns)
         for place in finding.first
     ]
     more = t.more_places(finding)

@@ -1,0 +1,129 @@
+"""The pages say what the tool does: generated ones are current, shown commands are run."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+from opdtool.checks.registry import checks, faults
+from opdtool.cli.main import COMMANDS
+from tests.cli.conftest import Cli
+
+PAGES = generate.written_pages()
+NUMBER = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+")
+
+
+def same_but_for_rounding(shown: str, made: str) -> bool:
+    """Equal texts, but for spaces and for the last digits of measured numbers: products come
+    out a little different on another processor."""
+
+    def parts(text: str) -> tuple[list[str], list[float]]:
+        words = NUMBER.sub("#", text).split()
+        return [word.strip("█▏▎▍▌▋▊▉") for word in words], [*map(float, NUMBER.findall(text))]
+
+    (words, numbers), (other_words, other_numbers) = parts(shown), parts(made)
+    return [*filter(None, words)] == [*filter(None, other_words)] and all(
+        math.isclose(a, b, rel_tol=0.1, abs_tol=1e-4)
+        for a, b in zip(numbers, other_numbers, strict=True)
+    )
+
+
+def test_the_comparison_of_outputs_sees_a_word_and_a_number_that_differ() -> None:
+    assert same_but_for_rounding("a 1.00 of 12", "a  1.001 of 12")
+    assert not same_but_for_rounding("a 1.00 of 12", "a 1.00 of 13")
+    assert not same_but_for_rounding("a 1.00 of 12", "a 1.50 of 12")
+    assert not same_but_for_rounding("failed 1.0", "passed 1.0")
+
+
+def test_the_generated_pages_are_current() -> None:
+    for name, made in (("checks", generate.checks_page()), ("commands", generate.commands_page())):
+        assert (generate.DOCS / f"{name}.md").read_text() == made, "run `make docs`"
+
+
+def test_every_check_and_fault_has_a_section_and_every_command_too() -> None:
+    sections = set(re.findall(r"^### (.*)$", (generate.DOCS / "checks.md").read_text(), re.M))
+    assert {f"{info.code} {info.name}" for info in checks().values()} | set(faults()) == sections
+    assert len(sections) > 50
+    sections = set(
+        re.findall(r"^## opdtool (.*)$", (generate.DOCS / "commands.md").read_text(), re.M)
+    )
+    assert sections == set(COMMANDS)
+
+
+def test_every_command_is_shown_in_some_page() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    shown = set(re.findall(r"opdtool (?:--\S+ )*([a-z0-9-]+)", text))
+    assert set(COMMANDS) <= shown
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [
+        (page, link)
+        for page in PAGES
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    ]
+    assert len(links) > 10
+    assert not [link for page, link in links if not (page.parent / link).exists()]
+
+
+def test_the_shown_suite_is_the_shipped_one() -> None:
+    (shown, *_) = generate.fenced((generate.DOCS / "suites.md").read_text(), "toml")
+    assert shown == (generate.ROOT / "fixtures" / "suite.toml").read_text()
+
+
+def test_python_blocks_are_python() -> None:
+    blocks = [b for page in PAGES for b in generate.fenced(page.read_text(), "python")]
+    assert len(blocks) >= 5
+    for block in blocks:
+        compile(block, "page", "exec")
+
+
+def test_the_shipped_suite_passes_on_the_example_data(
+    cli: Cli, fixtures: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(fixtures, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    done = cli("check", folder / "suite.toml", "--format", "concise")
+    assert done.status == 0, done.out + done.err
+    assert done.out.splitlines()[-1].startswith("PASSED check")
+
+
+def page_is_current(page: Path) -> None:
+    text = page.read_text()
+    made = generate.remade(page)
+    assert same_but_for_rounding(text, made), "run `make docs` and read the diff:\n" + made
+    outputs = re.sub(r"^\$ .*$", "", made, flags=re.M)
+    assert "internal error" not in outputs
+
+
+def test_the_readme_s_output_is_what_the_tool_prints() -> None:
+    page_is_current(generate.ROOT / "README.md")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_a_page_s_commands_are_run_and_print_what_it_shows(page: Path) -> None:
+    page_is_current(page)
+
+
+RECIPE = re.compile(r"^\s*(?:- )?(?:run: |entry: )?(opdtool .*?)(?: \|\| exit 1)?$", re.M)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_ci_recipes_pass_on_the_example_data(tmp_path: Path) -> None:
+    text = (generate.DOCS / "ci.md").read_text()
+    found = [c for block in generate.fenced(text, "yaml", "sh") for c in RECIPE.findall(block)]
+    assert len(found) >= 5
+    folder = generate.workspace(tmp_path / "data")
+    outputs = generate.run_commands([f"{command}; echo exit $?" for command in found], folder)
+    for command, output in zip(found, outputs, strict=True):
+        assert output.splitlines()[-1] == "exit 0", command + "\n" + output
+        assert shlex.split(command)[0] == "opdtool"
+    assert (folder / "junit.xml").exists()
+    assert (folder / "report.html").exists()
