@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 COUNTS = ("counts", "token_counts", "token_freq")
 """Names under which a safetensors file may hold a counts vector."""
-SLICE = 4 << 20
+SLICE = 2 << 20
 """Bytes of ids read at once: small enough to stay in a processor's cache."""
 
 
@@ -185,13 +186,15 @@ def _count_rows(
 
     counter = TokenCounter(len(found.counts))
     sample_mask = None if everything else batch.sample_mask()
+    if not everything:
+        batch.token_mask(slice(0, 0))  # refuses what is not [B, S]
     lengths = torch.from_numpy(batch.lengths)
     for rows in batch.row_chunks("input_ids", min(SLICE, max(1, max_memory // 16))):
         ids = batch.read("input_ids", rows)
         if ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(f"{file}: input_ids is {ids.dtype}; integers were expected")
         keep = trained(
-            None if everything else batch.token_mask(rows),
+            None if everything else _weights(batch, rows),
             None if sample_mask is None else sample_mask[rows],
             lengths[rows],
             batch.width,
@@ -204,3 +207,11 @@ def _count_rows(
         found.places.append(
             {"file": file.name, "sequence": row, "position": column, "actual": token}
         )
+
+
+def _weights(batch: Batch, rows: slice) -> Tensor:
+    """The token mask's rows. Their sum is finite where they all are, and cheaper to look at."""
+    weights = batch.read("token_mask", rows)
+    if weights.is_floating_point() and not math.isfinite(float(weights.sum())):
+        return batch.token_mask(rows)  # refuses, or the sum alone is not finite
+    return weights

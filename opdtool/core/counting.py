@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.offsets import Ints
 
+PENDING = 1 << 20
+"""Ids gathered before they are counted: a count touches all V bins once."""
 MOST_STRAYS = 10
 """How many ids outside the vocabulary are remembered with their places."""
 
@@ -22,37 +26,49 @@ class TokenCounter:
         if vocab_size < 1:
             raise InputError(f"a vocabulary of {vocab_size} ids has nothing to count")
         self.vocab_size = vocab_size
-        self.counts = torch.zeros(vocab_size, dtype=torch.int64)
         self.outside = 0
         self.strays: list[tuple[int, int, int]] = []
+        self._counts = torch.zeros(vocab_size, dtype=torch.int64)
+        self._pending = np.empty(PENDING, dtype=np.int64)
+        self._filled = 0
 
     @property
-    def total(self) -> int:
-        """All that was counted."""
-        return int(self.counts.sum())
+    def counts(self) -> Tensor:
+        """[V] int64."""
+        self._count_pending()
+        return self._counts
 
     def add(self, ids: Tensor, keep: Tensor, *, first_row: int = 0) -> None:
         """Count the ids [R, S] where ``keep`` [R, S] is true.
 
         ``first_row`` is the number of their first row, for the places of strays.
         """
-        if ids.numel() == 0:
-            return
-        low, high = ids.aminmax()
-        if int(low) < 0 or int(high) >= self.vocab_size:
-            keep = self._without_strays(ids, keep, first_row)
-        # One bin more takes what is not counted: cheaper than gathering the rest.
-        bins = torch.where(keep, ids, self.vocab_size).to(torch.int64).reshape(-1)
-        self.counts += torch.bincount(bins, minlength=self.vocab_size + 1)[:-1]
+        # numpy picks by a mask many times faster than torch does on a CPU.
+        found = np.compress(keep.numpy().reshape(-1), ids.numpy().reshape(-1))
+        found = found.astype(np.int64, copy=False)
+        # As unsigned numbers negative ids are past the vocabulary too: one pass finds both.
+        if found.size and int(found.view(np.uint64).max()) >= self.vocab_size:
+            self._note_strays(ids, keep, first_row)
+            found = found[(found >= 0) & (found < self.vocab_size)]
+        for start in range(0, len(found), PENDING):
+            self._append(found[start : start + PENDING])
 
-    def _without_strays(self, ids: Tensor, keep: Tensor, first_row: int) -> Tensor:
+    def _append(self, found: Ints) -> None:
+        if self._filled + len(found) > PENDING:
+            self._count_pending()
+        self._pending[self._filled : self._filled + len(found)] = found
+        self._filled += len(found)
+
+    def _count_pending(self) -> None:
+        ids = torch.from_numpy(self._pending[: self._filled])
+        self._counts += torch.bincount(ids, minlength=self.vocab_size)
+        self._filled = 0
+
+    def _note_strays(self, ids: Tensor, keep: Tensor, first_row: int) -> None:
         stray = keep & ((ids < 0) | (ids >= self.vocab_size))
-        found = int(stray.sum())
-        self.outside += found
-        if found and len(self.strays) < MOST_STRAYS:
-            for row, column in stray.nonzero()[: MOST_STRAYS - len(self.strays)].tolist():
-                self.strays.append((first_row + row, column, int(ids[row, column])))
-        return keep & ~stray
+        self.outside += int(stray.sum())
+        for row, column in stray.nonzero()[: MOST_STRAYS - len(self.strays)].tolist():
+            self.strays.append((first_row + row, column, int(ids[row, column])))
 
 
 def trained(
