@@ -182,6 +182,8 @@ def _built(forms: Sequence[Form], case: PackCase) -> Built | None:
             return None
         filled = made.filled
         notes.append(made.note)
+    if filled.route.placement.layout.total != case.slots.total:
+        return None  # where no layout fits, only a fault that brings its own can be made
     return Built(filled=filled, note="; ".join(note for note in notes if note))
 
 

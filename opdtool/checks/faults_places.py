@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from opdtool.checks.faults_search import permuted_rows, swapped_ranks
+from opdtool.checks.faults_search import (
+    permuted_and_laid_out,
+    permuted_rows,
+    swapped_ranks,
+)
 from opdtool.checks.hypotheses import Build, Built, Form, PackCase, cut_by, placed_by
 from opdtool.checks.recipes import After, AfterKind, Cut, CutKind, Ints, Shift, placed
 from opdtool.checks.recipes import placed_unpadded as lay_unpadded
@@ -26,11 +30,11 @@ def placement_forms() -> Iterator[Form]:
     """Rows in the wrong places."""
     yield Form(fault="laid-out-unpadded", axis="placement", build=_unpadded)
     yield Form(fault="rows-permuted", axis="placement", build=permuted_rows, search=True)
+    yield Form(fault="rows-permuted", axis="placement", build=permuted_and_laid_out, search=True)
     yield Form(fault="left-padded-rows", axis="placement", build=_left_padded)
     yield Form(fault="left-padded-rows", axis="placement", build=_left_padded_in_width)
     yield Form(fault="lengths-off-by-one", axis="placement", build=_one_shorter)
     yield Form(fault="lengths-off-by-one", axis="placement", build=_one_shorter_laid_out)
-    yield Form(fault="lengths-off-by-one", axis="placement", build=_one_longer_laid_out)
     for whole in (False, True):
         yield Form(fault="tail-not-clamped", axis="placement", build=_tail_filled(whole))
     yield Form(fault="cu-seqlens-padded-twice", axis="placement", build=_padded_as_real)
@@ -88,19 +92,35 @@ def _one_shorter_laid_out(case: PackCase, filled: Any) -> Built | None:
     return _laid_out(case, filled, np.maximum(case.lengths - 1, 0))
 
 
-def _one_longer_laid_out(case: PackCase, filled: Any) -> Built | None:
-    return _laid_out(case, filled, np.minimum(case.lengths + 1, case.width))
-
-
 def _laid_out(case: PackCase, filled: Any, lengths: Ints) -> Built | None:
     """Rows of other lengths in the layout of those lengths, where it has the dump's slots."""
+    physical = case.geometry.padded(lengths)
+    tail = case.slots.total - int(physical.sum())
+    if tail < 0 or len(physical) == 0:
+        return None
+    if case.geometry.tail == "segment" and tail:
+        lengths, physical = np.append(lengths, 0), np.append(physical, tail)
+    else:
+        physical[-1] += tail
+    layout = layout_of(case, lengths, physical)
+    return None if layout is None else Built(filled=placed_by(filled, placed(layout)))
+
+
+def layout_of(
+    case: PackCase, lengths: Ints, padded: Ints, rows: Ints | None = None
+) -> PackedLayout | None:
+    """A layout of given lengths, where the dump's ranks can be cut from it."""
+    cp = 1 if case.whole else case.geometry.cp_size
     try:
-        layout = case.geometry.layout(lengths, sequence_index=case.rows)
+        check_cp_multiple(padded, cp)
     except ValueError:
         return None
-    if layout.total != case.slots.total:
-        return None
-    return Built(filled=placed_by(filled, placed(layout)))
+    return PackedLayout(
+        cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]),
+        cu_seqlens_padded=np.concatenate([[0], np.cumsum(padded)]),
+        cp_size=cp,
+        sequence_index=case.rows if rows is None else rows,
+    )
 
 
 def tail_start(case: PackCase, whole: bool) -> tuple[int, int, int] | None:
@@ -139,17 +159,9 @@ def _padded_to(multiple: int) -> Build:
             offsets[:-1], case.layout.cu_seqlens_padded[: len(padded)]
         ):
             return None
-        cp = 1 if case.whole else case.geometry.cp_size
-        try:
-            check_cp_multiple(padded, cp)
-        except ValueError:
+        layout = layout_of(case, case.lengths, padded)
+        if layout is None:
             return None
-        layout = PackedLayout(
-            cu_seqlens=np.concatenate([[0], np.cumsum(case.lengths)]),
-            cu_seqlens_padded=offsets,
-            cp_size=cp,
-            sequence_index=case.rows,
-        )
         note = f"the content is padded to multiples of {multiple}"
         return Built(filled=placed_by(filled, placed(layout)), note=note)
 

@@ -13,6 +13,11 @@ from opdtool.checks.recipes import Bools, Cut, Ints, find_segments, placed, uncu
 from opdtool.checks.recipes_values import Values
 from opdtool.core.layout import PackedLayout
 
+BASE = 6364136223846793005
+"""An odd number whose powers spread the places of a sum."""
+MOST_ORDERED = 1 << 22
+MOST_COMPARED = 1024
+MOST_STEPS = 20_000
 MOST_SLOTS = 1 << 24
 """No search for an order of rows in longer segments than this."""
 
@@ -41,6 +46,104 @@ def permuted_rows(case: PackCase, filled: Any) -> Built | None:
         filled=placed_by(filled, placed(layout, row=row, length=length)),
         note=f"the segments hold rows {name_order(case.rows[order])}",
     )
+
+
+def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
+    """The rows in the one other order that gives the dump when each takes its own room.
+
+    Segments then begin where the order says, so that the order is found segment by segment,
+    from the first slot on.
+    """
+    n = len(case.rows)
+    cp = 1 if case.whole else case.geometry.cp_size
+    padded = case.geometry.padded(case.lengths)
+    if (
+        n < 2
+        or filled.route.cut.order
+        or filled.route.after.kind != "none"
+        or case.slots.total > MOST_ORDERED
+        or int(padded.sum()) > case.slots.total
+        or (cp > 1 and (padded % (2 * cp)).any())
+    ):
+        return None
+    apart = PackedLayout(
+        cu_seqlens=np.concatenate([[0], np.cumsum(case.lengths)]),
+        cu_seqlens_padded=np.concatenate([[0], np.cumsum(padded)]),
+        cp_size=cp,
+        sequence_index=case.rows,
+    )
+    slots = np.arange(apart.total, dtype=np.int64)
+    alone = replace(filled, route=replace(filled.route, placement=placed(apart)))
+    expected = _columns(_bits(case, case.values(alone, slots)), cp)
+    there = _columns(_bits(case, case.slots.read(0, case.slots.total)), cp)
+    order = order_segments(there, expected, padded // cp)
+    if order is None:
+        return None
+    room = padded[order]
+    room[-1] += case.slots.total - int(room.sum())
+    if cp > 1 and room[-1] % (2 * cp):
+        return None
+    layout = PackedLayout(
+        cu_seqlens=np.concatenate([[0], np.cumsum(case.lengths[order])]),
+        cu_seqlens_padded=np.concatenate([[0], np.cumsum(room)]),
+        cp_size=cp,
+        sequence_index=case.rows[order],
+    )
+    return Built(
+        filled=placed_by(filled, placed(layout)),
+        note=f"the segments hold rows {name_order(case.rows[order])}",
+    )
+
+
+def _columns(bits: Ints, cp: int) -> Ints:
+    """One number a local slot, of what all ranks hold there."""
+    mixed: Ints = (bits.reshape(cp, -1) * _multipliers(cp)[:, None]).sum(axis=0, dtype=np.int64)
+    return mixed
+
+
+def order_segments(there: Ints, expected: Ints, sizes: Ints) -> Ints | None:
+    """The only order of segments that makes ``there`` begin as it does, if not 0, 1, 2...
+
+    ``expected`` holds the segments one after the other, of ``sizes`` each. The last one in
+    the order may be followed, and so cut, in another way: it is what is left.
+    """
+    powers = np.cumprod(np.full(len(there) + 1, BASE, dtype=np.int64))
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    sums = np.concatenate([[0], np.cumsum(expected * powers[: len(expected)])])
+    keys = [
+        (int(size), _scaled(sums, start, start + size, powers))
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=False)
+    ]
+    place = {key: i for i, key in enumerate(keys)}
+    if len(place) != len(keys):
+        return None  # two rows that are the same: the order is not the only one
+    prefix = np.concatenate([[0], np.cumsum(there * powers[: len(there)])])
+    widths = sorted({int(size) for size in sizes})
+    found: list[list[int]] = []
+    steps = MOST_STEPS
+    stack: list[tuple[int, list[int]]] = [(0, [])]
+    while stack and steps and len(found) < 2:
+        steps -= 1
+        at, chosen = stack.pop()
+        if len(chosen) == len(sizes) - 1:
+            found.append([*chosen, *(set(range(len(sizes))) - set(chosen))])
+            continue
+        for width in widths:
+            if at + width > len(there):
+                break
+            key = (width, _scaled(prefix, at, at + width, powers))
+            row = place.get(key)
+            if row is not None and row not in chosen:
+                stack.append((at + width, [*chosen, row]))
+    if len(found) != 1 or stack or found[0] == list(range(len(sizes))):
+        return None
+    return np.asarray(found[0], dtype=np.int64)
+
+
+def _scaled(sums: Ints, start: int, stop: int, powers: Ints) -> int:
+    """The sum over a stretch as if it began at one place, the same for every stretch."""
+    with np.errstate(over="ignore"):
+        return int((sums[stop] - sums[start]) * powers[len(powers) - 1 - start])
 
 
 def name_order(order: Ints) -> str:
@@ -144,10 +247,12 @@ def find_ranks(
 
     None where there is no such order but 0, 1, 2...
     """
-    pieces = [take(i * size + local) for i in range(cp)]
-    fits = [
-        [bool(agrees(rank * size + local, piece).all()) for rank in range(cp)] for piece in pieces
-    ]
+    local = local[:: max(1, len(local) // MOST_COMPARED)]
+    pieces = np.concatenate([take(i * size + local) for i in range(cp)])
+    # Every piece against every rank at once: place (rank, piece, local slot).
+    ranks = np.repeat(np.arange(cp, dtype=np.int64), cp * len(local))
+    agree = agrees(ranks * size + np.tile(local, cp * cp), np.tile(pieces, cp))
+    fits: list[list[bool]] = np.asarray(agree.reshape(cp, cp, -1).all(axis=2).T).tolist()
     order = _assign(fits, [])
     return order if order is not None and order != tuple(range(cp)) else None
 

@@ -62,7 +62,8 @@ class LayoutOutcome:
 
     ``rows`` and ``lengths`` int64 [n] are of the segments that hold batch rows. ``faults``
     maps each proven fault to what was found. ``soft`` are the codes of warnings that turn
-    into failures when the content does not agree with the batch's own lengths.
+    into failures when the content does not agree with the batch's own lengths, ``suspects``
+    the faults that they hint at.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -72,6 +73,7 @@ class LayoutOutcome:
     lengths: Ints
     dump_lengths: Ints | None = None
     soft: set[str] = field(default_factory=set)
+    suspects: set[str] = field(default_factory=set)
 
     def add(
         self,
@@ -242,11 +244,6 @@ def _entries(
         )
         outcome.add("OPD104", "fail", message)
         return
-    extra = real is not None and segments > n and bool((np.diff(real)[n:] != 0).any())
-    if extra:
-        message = f"segments past the {n} rows hold real tokens; they come from no row of the batch"
-        outcome.add("OPD104", "fail", message, tensor="cu_seqlens")
-        return
     outcome.add("OPD104", "pass", f"{segments} segments for {n} rows")
 
 
@@ -384,7 +381,10 @@ def _real_lengths(
 ) -> None:
     """The dump's real lengths against its padded ones (OPD105) and the batch's (OPD108)."""
     if real is None:
-        outcome.add("OPD105", "skip", "the dump has no cu_seqlens", tensor="cu_seqlens")
+        if padded is not None and len(padded) > len(outcome.rows):
+            end = len(outcome.rows)
+            own = np.concatenate([[0], np.cumsum(outcome.lengths)])
+            _fits_padded(outcome.lengths > np.diff(padded)[:end], own, padded, outcome)
         outcome.add("OPD108", "skip", "the dump has no cu_seqlens", tensor="cu_seqlens")
         return
     if padded is None or len(padded) != len(real):
@@ -395,7 +395,8 @@ def _real_lengths(
     n = len(outcome.rows)
     found = np.diff(real)[:n]
     outcome.dump_lengths = found if len(found) == n else None
-    if len(found) == n and np.array_equal(found, outcome.lengths):
+    extra = bool((np.diff(real)[n:] != 0).any())
+    if len(found) == n and np.array_equal(found, outcome.lengths) and not extra:
         outcome.add("OPD108", "pass", f"{n} lengths as in the batch", tensor="cu_seqlens")
         return
     soft = _soft_reason(found, real, padded, outcome)
@@ -448,11 +449,20 @@ def _soft_reason(
     n = len(outcome.rows)
     if padded is None or len(found) != n or n == 0 or len(padded) != len(real):
         return None
+    if (np.diff(padded)[:n] < outcome.lengths).any():
+        return None
     if np.array_equal(real, padded):
+        outcome.suspects.add("cu-seqlens-padded-twice")
         return "equals cu_seqlens_padded: the real lengths are lost, only the batch knows them"
     width = int(np.diff(padded)[n - 1])
     last, length = int(found[-1]), int(outcome.lengths[-1])
-    if np.array_equal(found[:-1], outcome.lengths[:-1]) and length < last <= width:
+    if not np.array_equal(found[:-1], outcome.lengths[:-1]):
+        return None
+    if last == length and int(real[-1]) <= int(padded[-1]):
+        outcome.suspects.add("tail-not-clamped")
+        return f"segments past the {n} rows count as real tokens: a tail that is not empty"
+    if length < last <= width:
+        outcome.suspects.add("tail-not-clamped")
         return f"the last length, {last}, takes in padding; the sequence has {length} tokens"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.checks.diagnose import diagnose, fault_order
-from opdtool.checks.faults_masks import mask_forms
-from opdtool.checks.hypotheses import MaskCase, MaskWeights
-from opdtool.checks.layout import LayoutOutcome, PackVectors, check_layout
-from opdtool.checks.masks import scan_mask
+from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.masks_findings import Ids, MaskFindings, MaskPack, strip_of
-from opdtool.checks.recipes_values import Cells, Slots, as_numbers
-from opdtool.checks.registry import check_name, faults
+from opdtool.checks.masks_verdict import (
+    Checked,
+    DumpedMask,
+    check_pack,
+    diagnose_all,
+    merge_findings,
+)
+from opdtool.checks.recipes_values import Cells, as_numbers
+from opdtool.checks.registry import check_name
 from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
-from opdtool.findings import MAX_PLACES, Diagnosis, Finding, Report, Section
+from opdtool.findings import Finding, Report, Section
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.tensors import TensorInfo, check_renames
 
@@ -33,15 +36,6 @@ if TYPE_CHECKING:
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded", "sequence_index")
 EXACT_IN_FLOAT64 = ("F64", "I64", "U64", "I32", "U32")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """One pack, looked at."""
-
-    name: str
-    outcome: LayoutOutcome
-    pack: MaskPack | None
 
 
 def verify(job: VerifyMaskJob) -> Report:
@@ -60,7 +54,10 @@ def verify(job: VerifyMaskJob) -> Report:
         closing(files),
     ):
         weights = mask_weights(batch)
-        checked = [_check_pack(job, pack, files, batch, weights, geometry) for pack in groups.packs]
+        checked = [
+            check_pack(_dumped(job, pack, files, batch, geometry), batch, weights, geometry)
+            for pack in groups.packs
+        ]
         check_renames(job.rename, batch, files)
         several = len(checked) > 1
         findings = merge_findings([(entry.name, entry.outcome.findings) for entry in checked])
@@ -107,49 +104,21 @@ def mask_weights(batch: Batch) -> MaskWeights:
     )
 
 
-def _check_pack(
-    job: VerifyMaskJob,
-    pack: DumpPack,
-    files: DumpFiles,
-    batch: Batch,
-    weights: MaskWeights,
-    geometry: PackGeometry,
-) -> Checked:
+def _dumped(
+    job: VerifyMaskJob, pack: DumpPack, files: DumpFiles, batch: Batch, geometry: PackGeometry
+) -> DumpedMask:
     sizes = [_slots(files.source(path).require(job.mask_name), path) for path in pack.files]
     vectors, disagree = read_vectors(pack, files)
-    whole = is_whole(pack, sizes, vectors, batch, geometry)
-    given = PackVectors(
-        **vectors,
-        lengths=batch.lengths,
-        geometry=geometry,
-        slots=sum(sizes),
-        whole=whole,
-    )
-    outcome = check_layout(given)
-    outcome.findings += disagree
-    if len(set(sizes)) > 1:
-        return Checked(name=pack.name, outcome=_uneven(outcome, job, sizes), pack=None)
-    case = MaskCase(
-        slots=Slots(
-            pieces=[mask_reader(files, path, job.mask_name) for path in pack.files],
-            sizes=sizes,
-            decode=as_numbers,
-        ),
-        rows=outcome.rows,
-        lengths=outcome.lengths,
-        width=batch.width,
-        layout=outcome.layout,
-        geometry=geometry,
-        whole=whole or geometry.cp_size == 1,
-        dump_lengths=outcome.dump_lengths,
-        weights=weights,
+    return DumpedMask(
+        name=pack.name,
+        tensor=job.mask_name,
+        pieces=[mask_reader(files, path, job.mask_name) for path in pack.files],
+        sizes=sizes,
+        vectors=vectors,
+        whole=is_whole(pack, sizes, vectors, batch, geometry),
         shift=job.shift,
         atol=job.atol,
-    )
-    scan = scan_mask(case)
-    outcome.settle(case.layout is not None and case.mismatches == 0)
-    return Checked(
-        name=pack.name, outcome=outcome, pack=MaskPack(name=pack.name, case=case, scan=scan)
+        known=disagree,
     )
 
 
@@ -236,13 +205,6 @@ def is_whole(
     return True
 
 
-def _uneven(outcome: LayoutOutcome, job: VerifyMaskJob, sizes: Sequence[int]) -> LayoutOutcome:
-    message = f"the ranks hold {', '.join(map(str, sizes))} slots; expected the same on each"
-    outcome.add("OPD302", "fail", message, tensor=job.mask_name)
-    outcome.layout = None
-    return outcome
-
-
 def _shape_finding(job: VerifyMaskJob, checked: Sequence[Checked]) -> list[Finding]:
     """Whether the masks have the slots of their layouts (uneven ranks were reported)."""
     if any(entry.pack is None for entry in checked):
@@ -275,60 +237,6 @@ def _dtype_finding(job: VerifyMaskJob, packs: Sequence[DumpPack], files: DumpFil
         status="pass" if same else "fail",
         message=", ".join(sorted(found)) + ("" if same else ": not the same in all files"),
         tensor=job.mask_name,
-    )
-
-
-def merge_findings(packs: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
-    """One finding a check and tensor over all packs: the worst, its pack named."""
-    worse = {"fail": 0, "warn": 1, "pass": 2, "skip": 3}
-    merged: dict[tuple[str, str | None], list[tuple[str, Finding]]] = {}
-    for name, findings in packs:
-        for finding in findings:
-            merged.setdefault((finding.code, finding.tensor), []).append((name, finding))
-    out = []
-    for entries in merged.values():
-        name, worst = min(entries, key=lambda entry: worse[entry[1].status])
-        if len(packs) > 1 and worst.status in ("fail", "warn"):
-            same = [f for _, f in entries if f.status == worst.status]
-            first = [
-                {"pack": n, **place}
-                for n, f in entries
-                if f.status == worst.status
-                for place in f.first
-            ]
-            more = f" (and {len(same) - 1} more packs)" if len(same) > 1 else ""
-            worst = replace(
-                worst,
-                message=f"{name}: {worst.message}{more}",
-                first=tuple(first[:MAX_PLACES]),
-                mismatches=sum(f.mismatches or 0 for f in same) or worst.mismatches,
-            )
-        out.append(worst)
-    return out
-
-
-def diagnose_all(checked: Sequence[Checked], shift: int) -> tuple[Diagnosis, ...]:
-    """What the offsets prove and what the masks' values say, the root cause first."""
-    proven: dict[str, str] = {}
-    for entry in checked:
-        for fault, note in entry.outcome.faults.items():
-            proven.setdefault(fault, note)
-    found = [property_diagnosis(fault, note) for fault, note in proven.items()]
-    packs = [entry.pack for entry in checked if entry.pack is not None]
-    content = diagnose([pack.case for pack in packs], mask_forms(shift))
-    found += [entry for entry in content if entry.fault not in proven or entry.faults]
-    order = {"exact": 0, "likely": 1}
-    return tuple(sorted(found, key=lambda entry: (order[entry.match], fault_order(entry.fault))))
-
-
-def property_diagnosis(fault: str, note: str) -> Diagnosis:
-    """A fault that is a property of the offsets, which holds."""
-    info = faults()[fault]
-    return Diagnosis(
-        fault=fault,
-        match="exact",
-        message=f"{info.statement} ({note})" if note else info.statement,
-        fix=info.fix,
     )
 
 
