@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from opdtool.cli import emit as emitting
 from opdtool.cli.main import run
+from opdtool.findings import Report
+from opdtool.report import render, schema
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -39,6 +44,20 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Outcome(status, out, err)
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def every_report_satisfies_its_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its format: each report that a test makes a command emit is valid JSON of the
+    published schema."""
+    validator = jsonschema.Draft202012Validator(schema())
+    original = emitting.emit
+
+    def emit(report: Report, output: emitting.Output, **more: int | None) -> None:
+        validator.validate(json.loads(render(report, "json"), parse_constant=pytest.fail))
+        original(report, output, **more)
+
+    monkeypatch.setattr(emitting, "emit", emit)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -140,6 +141,26 @@ def test_an_encoding_without_the_marks_escapes_them(bad: tuple[str, ...]) -> Non
     done = shell(f"$OPD {' '.join(bad)}", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (1, "")
     assert "\\u2717 OPD953" in done.stdout
+
+
+def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "n.json").write_text("{}")
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "opdtool", "rescale", "-", "--normalizers", "n.json"]
+    command += ["--token-factor", "1", "--sequence-factor", "1", "-o", str(out)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        # More than a pipe holds: once it is written, the command is at work, reading.
+        child.stdin.write(b" " * (1 << 20))
+        child.stdin.flush()
+        child.send_signal(signal.SIGINT)
+        printed, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert printed == b""
+    assert said.strip() == b"interrupted"
+    assert not out.exists()
 
 
 def terminal(argv: str, columns: int = 80, **environment: str) -> str:
