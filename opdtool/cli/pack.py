@@ -163,7 +163,7 @@ def run(job: PackJob, world: World) -> Report:
     from opdtool.io.packs import PackContents, PackWriter
     from opdtool.io.writer import check_output
 
-    check_output(job.output, force=job.force, directory=True)
+    check_output(job.output, force=job.force, directory=True, inputs=job.batch)
     geometry = pack_geometry(job.geometry)
     with open_batch(job.batch, rename=job.rename, row_aligned=job.row_aligned) as batch:
         contents = PackContents.of(batch)

@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from opdtool.core.errors import InputError
@@ -54,14 +54,18 @@ def writing(path: Path) -> Iterator[None]:
         raise InputError(f"{str(path)!r}: not a path") from None
 
 
-def check_output(path: Path, *, force: bool, directory: bool = False) -> None:
+def check_output(
+    path: Path, *, force: bool, directory: bool = False, inputs: Iterable[Path] = ()
+) -> None:
     """Refuse an output that is in the way, before any work is done.
 
     An empty directory is no obstacle to a directory output. A symbolic link is replaced
-    under ``force``, never followed.
+    under ``force``, never followed. A directory is not replaced when it holds one of the
+    ``inputs``, the working directory or the user's home.
 
     Raises:
-        InputError: it exists and ``force`` is not given; or it is of the other kind.
+        InputError: it exists and ``force`` is not given; it is of the other kind; or more
+            than an output would be lost.
     """
     with writing(path):
         try:
@@ -83,6 +87,21 @@ def check_output(path: Path, *, force: bool, directory: bool = False) -> None:
             raise InputError(f"{path}: is not a regular file; name another output")
     if not force:
         raise InputError(f"{path}: exists; pass --force to replace it, or name another output")
+    if directory and not stat.S_ISLNK(state.st_mode):
+        _refuse_loss(path, inputs)
+
+
+def _refuse_loss(path: Path, inputs: Iterable[Path]) -> None:
+    """Refuse to replace a directory that holds what nobody meant to delete."""
+    root = os.path.realpath(path)
+    for precious in (os.getcwd(), os.path.expanduser("~")):
+        if os.path.commonpath([root, os.path.realpath(precious)]) == root:
+            raise InputError(f"{path}: {precious} would be deleted; name a directory inside it")
+    for given in inputs:
+        if os.path.commonpath([root, os.path.realpath(given)]) == root:
+            raise InputError(
+                f"{path}: holds the input {given}; --force would delete it; name another output"
+            )
 
 
 class Target:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 
+from opdtool.io.background import workers
 from opdtool.io.manifest import ManifestInput
 from opdtool.io.pread import SourceFile
 from opdtool.io.tensors import TensorSource
@@ -22,7 +23,10 @@ def sha256_file(path: Path) -> str:
     Raises:
         InputError: it cannot be read, or changes meanwhile.
     """
-    file = SourceFile(path)
+    return _sha256_and_close(SourceFile(path))
+
+
+def _sha256_and_close(file: SourceFile) -> str:
     try:
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(min(_STEP, max(file.size, 1))))
@@ -51,30 +55,31 @@ class InputHasher:
         ...
         inputs = hasher.result()
 
+    The files are opened at once, so that what is hashed is what was there, even when another
+    file is moved to its name meanwhile.
+
     Raises:
-        InputError: from ``result``: an input that cannot be read, or changed meanwhile.
+        InputError: an input that cannot be read, or (from ``result``) that changed meanwhile.
     """
 
     def __init__(self, paths: Iterable[Path], *, role: str = "batch") -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="opdtool-inputs")
         self._jobs: list[tuple[str, str, Future[str]]] = []
         for path in paths:
             self.add(path, role=role)
 
     def add(self, path: Path, *, role: str = "batch") -> None:
         """One more input."""
-        self._jobs.append((path.name, role, self._pool.submit(sha256_file, path)))
+        job = workers().submit(_sha256_and_close, SourceFile(path))
+        self._jobs.append((path.name, role, job))
 
     def result(self) -> list[ManifestInput]:
         """Every input's name and hash, in the order given. Waits for the thread."""
-        try:
-            return [ManifestInput(name, job.result(), role) for name, role, job in self._jobs]
-        finally:
-            self.close()
+        return [ManifestInput(name, job.result(), role) for name, role, job in self._jobs]
 
     def close(self) -> None:
         """Give up what has not begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for _, _, job in self._jobs:
+            job.cancel()
 
 
 def hash_inputs(paths: Sequence[Path], role: str = "batch") -> list[ManifestInput]:

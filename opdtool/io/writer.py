@@ -14,9 +14,8 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.io.atomic import Target, check_output, write_text_atomic, writing
+from opdtool.io.background import workers
 from opdtool.io.header import BITS
 from opdtool.io.tensors import TORCH_DTYPES
 
@@ -221,7 +221,7 @@ class TensorFileWriter:
         if lacking:
             self.abort()
             raise RuntimeError(f"{self.path}: not written whole: {lacking} bytes are missing")
-        digest = _pool().submit(_sync_and_hash, self._fd, self.size)
+        digest = workers().submit(_sync_and_hash, self._fd, self.size)
         self._fd = -1  # the thread closes it
         specs = tuple(self._specs[name] for name in sorted(self._specs))
         result = WrittenFile(self.path.name, self.size, specs, digest)
@@ -283,14 +283,6 @@ def _runs(
         lambda index, shifts: (sum(shifts), pieces[index].data),
         enumerate(itertools.product(*outer)),
     )
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="opdtool-hash")
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
 
 
 def _sync_and_hash(fd: int, size: int) -> str:

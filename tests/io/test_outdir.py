@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from opdtool.core.errors import InputError
+from opdtool.io.atomic import check_output
 from opdtool.io.manifest import make_manifest, read_manifest
 from opdtool.io.outdir import OutputDir, OutputPart
 from opdtool.io.verify import verify_files
@@ -166,21 +170,28 @@ def test_a_name_that_leads_elsewhere_is_a_mistake_of_the_caller(tmp_path: Path) 
                 out.save_tensors(name, {"x": torch.ones(1)})
 
 
+def _child(path: Path, turns: int) -> int:
+    """A process that replaces a directory so many times; returns its id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            for turn in range(turns):
+                build(path, 1.0 + turn, force=True)
+        finally:
+            os._exit(0)
+    return child
+
+
 def test_a_run_killed_at_any_moment_leaves_nothing_partial(tmp_path: Path) -> None:
     """Children replace a directory over and over until they are killed, a hundred times."""
     chance = random.Random(7)
     path, seen = tmp_path / "out", set()
+    begin = time.monotonic()
+    os.waitpid(_child(path, 5), 0)
+    usual = (time.monotonic() - begin) / 5
     for _ in range(100):
-        child = os.fork()
-        if child == 0:
-            try:
-                value = 0.0
-                while True:
-                    value += 1.0
-                    build(path, value, force=True)
-            finally:
-                os._exit(1)
-        time.sleep(chance.uniform(0.005, 0.02))
+        child = _child(path, 10**6)
+        time.sleep(usual * chance.uniform(0.1, 3.0))
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         if path.exists():
@@ -189,3 +200,114 @@ def test_a_run_killed_at_any_moment_leaves_nothing_partial(tmp_path: Path) -> No
     assert held(path) == 99.5
     assert len(seen) > 1
     assert listing(tmp_path) == ["out"]
+
+
+def test_a_directory_that_holds_an_input_is_not_replaced(tmp_path: Path) -> None:
+    build(tmp_path / "out", 1.0)
+    held_input = tmp_path / "out" / "0.safetensors"
+    with pytest.raises(InputError, match=r"holds the input .*; --force would delete it"):
+        check_output(tmp_path / "out", force=True, directory=True, inputs=[held_input])
+    os.symlink(tmp_path / "out", tmp_path / "link")
+    with pytest.raises(InputError, match="holds the input"):
+        check_output(tmp_path / "out", force=True, directory=True, inputs=[tmp_path / "link" / "x"])
+    check_output(tmp_path / "out", force=True, directory=True, inputs=[tmp_path / "other"])
+
+
+@pytest.mark.parametrize("place", ["here", "above", "home"])
+def test_no_option_deletes_the_working_or_the_home_directory(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "precious").write_text("kept")
+    if place == "home":
+        monkeypatch.setenv("HOME", str(tmp_path / "a" / "b"))
+    else:
+        monkeypatch.chdir(tmp_path / "a" / "b")
+    path = {"here": Path("."), "above": tmp_path / "a", "home": tmp_path / "a" / "b"}[place]
+    with pytest.raises(InputError, match="would be deleted; name a directory inside it"):
+        build(path, 1.0, force=True)
+    assert (tmp_path / "a" / "b" / "precious").read_text() == "kept"
+
+
+INTERRUPTED = """
+import sys, time, torch
+from opdtool.io import hashing
+from opdtool.io.background import workers
+from opdtool.io.outdir import OutputDir
+for _ in range(8):
+    workers().submit(time.sleep, 60)
+with OutputDir(sys.argv[1]) as out:
+    out.save_tensors("a.safetensors", {"x": torch.ones(3)})
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_at_once_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    polite = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", polite + INTERRUPTED, str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    assert listing(tmp_path) != []
+    child.send_signal(number)
+    assert child.wait(timeout=20) != 0
+    assert listing(tmp_path) == []
+
+
+FULL = """
+import os, sys, torch
+from opdtool.core.errors import InputError
+from opdtool.io.outdir import OutputDir
+from opdtool.io.writer import save_tensors
+def tried(work):
+    try:
+        work()
+    except InputError as error:
+        print(error)
+    print(sorted(os.listdir(sys.argv[1])))
+def directory():
+    with OutputDir(sys.argv[1] + "/out") as out:
+        for number in range(100):
+            out.save_tensors(f"{number}.safetensors", {"x": torch.ones(50_000)})
+tried(lambda: save_tensors(sys.argv[1] + "/a", {"x": torch.ones(1_000_000)}))
+tried(directory)
+tried(lambda: save_tensors(sys.argv[1] + "/b", {"x": torch.ones(10)}))
+"""
+
+
+def test_a_disk_that_is_really_full_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    """In a mount namespace of its own, on a file system of one megabyte."""
+    mount = f"mount -t tmpfs -o size=1m none {tmp_path}"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("mounting needs a privilege that is not there")
+    run = shlex.join([sys.executable, "-c", FULL, str(tmp_path)])
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && {run}"], capture_output=True, text=True
+    )
+    full = "cannot be written: the disk is full; free some space or write elsewhere"
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/a: {full}", "[]", f"{tmp_path}/out/5.safetensors: {full}", "[]", "['b']",
+    ], done.stderr  # fmt: skip
+
+
+def test_a_read_only_file_system_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("kept")
+    mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path}"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("mounting needs a privilege that is not there")
+    run = shlex.join([sys.executable, "-c", FULL, str(tmp_path)])
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && {run}"], capture_output=True, text=True
+    )
+    refusal = "cannot be written: the file system is read-only; write elsewhere"
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{tmp_path}/a: {refusal}", done.stderr
+    assert lines[2] == f"{tmp_path}/out: {refusal}"
+    assert lines[1::2] == ["['there']"] * 3
