@@ -22,6 +22,7 @@ DATA = (
     "teacher-a",
     "teacher-b",
     "draft",
+    "suite.toml",
 )
 """What of the example data the demo needs, by name."""
 
