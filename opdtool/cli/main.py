@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from opdtool import __version__
 from opdtool.core.errors import InputError
+from opdtool.ranks.ending import settle
 from opdtool.ranks.errors import RankError
 
 COMMANDS = {
@@ -232,4 +233,5 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         _close_stdout()
+    settle(status)
     sys.exit(status)

@@ -36,24 +36,25 @@ class Driver:
         self,
         board: Board,
         *,
-        tp_size: int,
-        cp_size: int,
         world_size: int,
         timeout: float,
         deaths: Deaths,
         own: Performer | None = None,
     ) -> None:
         self.world_size = world_size
+        self.sizes = (1, 1)
+        """TP and CP, by which errors name the ranks."""
+        self.scratch: str | None = None
+        """A directory that the ranks take away should this process be lost."""
         self.greetings: dict[int, Greeting] = {}
         self._board = board
-        self._sizes = (tp_size, cp_size)
         self._timeout = timeout
         self._deaths = deaths
         self._own = own
         self._tasks = 0
         self._beats: dict[int, tuple[int, float]] = {}
         self._looked = 0.0
-        self._ended = False
+        self.ended = False
         self._heart = Heart(board, "driver")
 
     @property
@@ -63,7 +64,7 @@ class Driver:
 
     def name(self, rank: int) -> str:
         """The rank as errors name it."""
-        return describe_rank(rank, self.world_size, *self._sizes)
+        return describe_rank(rank, self.world_size, *self.sizes)
 
     def greet(self, own_gpu: bool) -> None:
         """Say where the driver is, for ranks that watch it."""
@@ -77,7 +78,7 @@ class Driver:
             RankError: one died, or did not come in time.
         """
         limit = time.monotonic() + self._timeout + START_SECONDS
-        missing = list(self.others)
+        missing = [rank for rank in self.others if rank not in self.greetings]
         while missing:
             for rank in list(missing):
                 greeting = self._board.read(f"hello/{rank}")
@@ -124,9 +125,9 @@ class Driver:
 
     def end(self, status: int) -> None:
         """Tell every rank to end with this status, and wait a moment until all have."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         self._heart.stop()
         self._board.post("end", status)
         if self._own is not None and status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -65,8 +66,32 @@ def driven(driver: Driver) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        refuse_sigterm()
         driver.end(exit_status(error))
         raise
-    refuse_sigterm()
     driver.end(0)
+
+
+_waiting: list[Driver] = []
+"""The driver whose ranks wait for this process's exit status, under torchrun."""
+
+
+def waiting_driver() -> Driver | None:
+    """The driver of ranks that torchrun started, once it has been made."""
+    return _waiting[0] if _waiting else None
+
+
+def settle_later(driver: Driver) -> None:
+    """Keep a driver until the exit status is known; should nobody say, it is 0."""
+    _waiting.append(driver)
+    atexit.register(driver.end, 0)
+
+
+def settle(status: int) -> None:
+    """End the ranks that torchrun started with the command's final status, and this process
+    too; returns where there are none."""
+    driver = waiting_driver()
+    if driver is None:
+        return
+    refuse_sigterm()
+    driver.end(status)
+    leave(status)

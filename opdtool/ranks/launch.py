@@ -7,7 +7,7 @@
 comes back in rank order. The body of the ``with`` runs in one process alone (the only one,
 the parent of the spawned ones, or torchrun's rank 0): there the command plans, opens its
 output directory, merges, and prints. The other processes never enter the body; they do their
-work and end with the body's exit status.
+work and end with the command's exit status.
 """
 
 from __future__ import annotations
@@ -102,11 +102,15 @@ class Ranks:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> list[T]:
-        """As :meth:`run_together`, for work that writes into the directory ``scratch``: should
-        this process be lost, the ranks that are left take that directory away."""
-        if self.driver is None:
-            return [work(self._all_at_once(), *args, **kwargs)]
-        return self._run(work, args, kwargs, scratch=scratch)
+        """As :meth:`run_together`, for work that writes into the directory ``scratch``."""
+        self.guard(scratch)
+        return self.run_together(work, *args, **kwargs)
+
+    def guard(self, directory: Path) -> None:
+        """From the next task on: should this process be lost, the ranks that are left take
+        ``directory`` away."""
+        if self.driver is not None:
+            self.driver.scratch = str(directory.absolute())
 
     def _run(
         self,
@@ -115,7 +119,6 @@ class Ranks:
         kwargs: dict[str, Any],
         *,
         collectives: bool = False,
-        scratch: Path | None = None,
     ) -> list[T]:
         if kwargs:
             from functools import partial
@@ -128,8 +131,11 @@ class Ranks:
         task = Task(
             work=work,
             args=args,
+            tp_size=self.tp_size,
+            cp_size=self.cp_size,
+            device=self.device,
             backend=self._backend() if collectives else None,
-            scratch=None if scratch is None else str(scratch.absolute()),
+            scratch=self.driver.scratch,
         )
         try:
             return self.driver.run(task)
@@ -142,7 +148,7 @@ class Ranks:
     def _backend(self) -> str:
         assert self.driver is not None
         own_gpu = all(greeting.own_gpu for greeting in self.driver.greetings.values())
-        return "nccl" if own_gpu else "gloo"
+        return "nccl" if own_gpu and self.device in ("auto", "cuda") else "gloo"
 
     def _all_at_once(self) -> Topology:
         topology = make_topology(
@@ -202,7 +208,7 @@ def open_ranks(
     """All TP x CP ranks, run as ``mode`` says, or by torchrun where it started this process.
 
     Under torchrun the world size over TP x CP is the data-parallel size; every process but
-    rank 0's ends in here, with the status of rank 0's body. ``timeout`` is in seconds: the
+    rank 0's ends in here, with the status of rank 0's command. ``timeout`` is in seconds: the
     longest that a rank may stay silent or wait for others.
 
     Raises:

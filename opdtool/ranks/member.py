@@ -16,7 +16,6 @@ import torch
 from opdtool.ranks.board import Board, Greeting, Heart, Outcome
 from opdtool.ranks.perform import Performer, Seat, Task
 from opdtool.ranks.stores import Store, under
-from opdtool.ranks.topology import describe_rank
 
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 10.0
@@ -103,9 +102,7 @@ class Member:
             time.sleep(0.2)
             shutil.rmtree(self._scratch, ignore_errors=True)
         if self._speaks:
-            me = describe_rank(
-                self._seat.rank, self._seat.world_size, self._seat.tp_size, self._seat.cp_size
-            )
+            me = f"rank {self._seat.rank} of {self._seat.world_size}"
             with suppress(OSError):
                 print(f"error: {cause}; {me} ends too", file=sys.stderr, flush=True)
         return LOST

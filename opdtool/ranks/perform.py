@@ -27,6 +27,9 @@ class Task:
 
     work: Callable[..., Any]
     args: Sequence[Any]
+    tp_size: int
+    cp_size: int
+    device: str
     backend: str | None = None
     scratch: str | None = None
     """A directory to take away should the driver be lost."""
@@ -34,15 +37,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Which rank a process is, and how it reaches the others."""
+    """Which rank a process is. What is to be done there comes with each task."""
 
     rank: int
     world_size: int
-    tp_size: int
-    cp_size: int
     local_rank: int
     local_size: int
-    device: str
     timeout: float
     threads: int | None = None
     """torch's threads in this rank; None leaves them as they are."""
@@ -50,17 +50,11 @@ class Seat:
     @property
     def own_gpu(self) -> bool:
         """Whether every rank on this machine has a GPU of its own that NCCL can use."""
-        wanted = self.device in ("auto", "cuda")
-        enough = wanted and torch.cuda.is_available()
         return (
-            enough
+            torch.cuda.is_available()
             and torch.cuda.device_count() >= self.local_size
             and torch.distributed.is_nccl_available()
         )
-
-    def torch_device(self) -> torch.device:
-        """The device that this rank computes on."""
-        return rank_device(self.device, self.local_rank)
 
 
 def rank_device(name: str, local_rank: int) -> torch.device:
@@ -88,7 +82,7 @@ class Performer:
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        self._groups: tuple[Group, Group] | None = None
+        self._groups: dict[tuple[int, int], tuple[Group, Group]] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name="opdtool-rank")
         self._thread.start()
 
@@ -125,7 +119,7 @@ class Performer:
         try:
             if self.seat.threads is not None:
                 torch.set_num_threads(self.seat.threads)
-            return Outcome("ok", task.work(self._topology(task.backend), *task.args))
+            return Outcome("ok", task.work(self._topology(task), *task.args))
         except InputError as error:
             return Outcome("input", str(error))
         except RankError as error:
@@ -133,17 +127,18 @@ class Performer:
         except Exception as error:
             return Outcome("internal", f"{type(error).__name__}: {error}", traceback.format_exc())
 
-    def _topology(self, backend: str | None) -> Topology:
-        seat = self.seat
-        device = seat.torch_device()
+    def _topology(self, task: Task) -> Topology:
+        seat, sizes = self.seat, (task.tp_size, task.cp_size)
+        device = rank_device(task.device, seat.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        topology = make_topology(seat.rank, seat.world_size, seat.tp_size, seat.cp_size, device)
-        if backend is None:
+        topology = make_topology(seat.rank, seat.world_size, *sizes, device)
+        if task.backend is None:
             return topology
-        if self._groups is None:
-            self._groups = self._join(backend, topology)
-        return replace(topology, tp_group=self._groups[0], cp_group=self._groups[1])
+        if sizes not in self._groups:
+            self._groups[sizes] = self._join(task.backend, topology)
+        tp_group, cp_group = self._groups[sizes]
+        return replace(topology, tp_group=tp_group, cp_group=cp_group)
 
     def _join(self, backend: str, topology: Topology) -> tuple[Group, Group]:
         """Initialise torch.distributed and make this rank's TP and CP groups."""
@@ -151,17 +146,18 @@ class Performer:
 
         seat, timeout = self.seat, timedelta(seconds=self.seat.timeout)
         try:
-            torch.distributed.init_process_group(
-                backend,
-                store=under("groups", self._connect()),  # type: ignore[arg-type]
-                rank=seat.rank,
-                world_size=seat.world_size,
-                timeout=timeout,
-            )
+            if not torch.distributed.is_initialized():
+                torch.distributed.init_process_group(
+                    backend,
+                    store=under("groups", self._connect()),  # type: ignore[arg-type]
+                    rank=seat.rank,
+                    world_size=seat.world_size,
+                    timeout=timeout,
+                )
             groups: list[Group] = []
             for members, alone in (
-                (_neighbours(seat, axis=0), topology.tp_group),
-                (_neighbours(seat, axis=1), topology.cp_group),
+                (_neighbours(topology, axis=0), topology.tp_group),
+                (_neighbours(topology, axis=1), topology.cp_group),
             ):
                 if len(members[0]) == 1:
                     groups.append(alone)
@@ -178,11 +174,11 @@ class Performer:
         return groups[0], groups[1]
 
 
-def _neighbours(seat: Seat, *, axis: int) -> list[list[int]]:
+def _neighbours(topology: Topology, *, axis: int) -> list[list[int]]:
     """All groups of ranks that differ in their tensor- (0) or context-parallel (1) rank alone."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(seat.world_size):
-        place = list(coordinates(rank, seat.tp_size, seat.cp_size))
+    for rank in range(topology.world_size):
+        place = list(coordinates(rank, topology.tp_size, topology.cp_size))
         del place[axis]
         groups.setdefault(tuple(place), []).append(rank)
     return list(groups.values())

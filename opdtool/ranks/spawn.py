@@ -58,11 +58,8 @@ def spawned_ranks(ranks: Ranks) -> Iterator[Ranks]:
         seat = Seat(
             rank=rank,
             world_size=ranks.world_size,
-            tp_size=ranks.tp_size,
-            cp_size=ranks.cp_size,
             local_rank=rank,
             local_size=ranks.world_size,
-            device=ranks.device,
             timeout=ranks.timeout,
             threads=torch.get_num_threads(),
         )
@@ -87,12 +84,11 @@ def spawned_ranks(ranks: Ranks) -> Iterator[Ranks]:
             process.start()
         driver = Driver(
             Board(under("opdtool", store)),
-            tp_size=ranks.tp_size,
-            cp_size=ranks.cp_size,
             world_size=ranks.world_size,
             timeout=ranks.timeout,
             deaths=deaths,
         )
+        driver.sizes = (ranks.tp_size, ranks.cp_size)
         with driven(driver):
             driver.gather()
             yield replace(ranks, driver=driver)

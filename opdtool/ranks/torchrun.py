@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -18,12 +17,11 @@ from torch.distributed.rendezvous import rendezvous
 from opdtool.core.errors import InputError
 from opdtool.ranks.board import Board, Greeting
 from opdtool.ranks.driver import Driver
-from opdtool.ranks.ending import driven, exit_status, leave
+from opdtool.ranks.ending import leave, settle_later, waiting_driver
 from opdtool.ranks.errors import RankError
 from opdtool.ranks.member import Member
 from opdtool.ranks.perform import Performer, Seat
 from opdtool.ranks.stores import Store, connect_store, under
-from opdtool.ranks.topology import describe_rank
 
 if TYPE_CHECKING:
     from opdtool.ranks.launch import Ranks
@@ -75,24 +73,41 @@ class DriverWatch:
 
 @contextmanager
 def torchrun_ranks(ranks: Ranks) -> Iterator[Ranks]:
-    """The ranks that torchrun started; in all of them but rank 0 this never returns."""
+    """The ranks that torchrun started; in all of them but rank 0 this never returns.
+
+    The others wait on after the body, for further ones or for this process's exit status.
+    """
+    driver = waiting_driver() or _meet_all(ranks.timeout)
+    size = ranks.tp_size * ranks.cp_size
+    if driver.world_size % size:
+        raise InputError(
+            f"torchrun started {driver.world_size} processes, which is no multiple of "
+            f"TP {ranks.tp_size} x CP {ranks.cp_size} = {size}; change --nproc-per-node, "
+            "--nnodes, --tp or --cp"
+        )
+    if driver.ended:
+        raise RankError("the ranks have ended with the failure before")
+    driver.sizes = (ranks.tp_size, ranks.cp_size)
+    driver.gather()
+    yield replace(ranks, dp_size=driver.world_size // size, driver=driver)
+
+
+def _meet_all(timeout: float) -> Driver:
+    """The driver, in rank 0's process; the other processes become members and end here."""
     env = os.environ
     world, rank = int(env["WORLD_SIZE"]), int(env["RANK"])
     seat = Seat(
         rank=rank,
         world_size=world,
-        tp_size=ranks.tp_size,
-        cp_size=ranks.cp_size,
         local_rank=int(env["LOCAL_RANK"]),
         local_size=int(env.get("LOCAL_WORLD_SIZE", world)),
-        device=ranks.device,
-        timeout=ranks.timeout,
+        timeout=timeout,
     )
     try:
-        store = meet(seat)  # kept: where rank 0 hosts the store it lives as long as this does
+        _hosted.append(meet(seat))
     except RuntimeError as error:
         raise RankError(
-            f"{describe_rank(rank, world, 1, 1)} could not reach the others at "
+            f"rank {rank} of {world} could not reach the others at "
             f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}: {str(error).splitlines()[0]}",
             rank=rank,
         ) from error
@@ -110,13 +125,13 @@ def torchrun_ranks(ranks: Ranks) -> Iterator[Ranks]:
 
     driver = Driver(
         Board(under("opdtool", connect())),
-        tp_size=ranks.tp_size,
-        cp_size=ranks.cp_size,
         world_size=world,
-        timeout=ranks.timeout,
+        timeout=timeout,
         deaths=dict,
         own=Performer(seat, connect),
     )
+    driver.greet(seat.own_gpu)
+    settle_later(driver)
 
     def terminated(number: int, _: Any) -> None:
         # torchrun asks all ranks to end when one has: find out which, and name it.
@@ -130,26 +145,8 @@ def torchrun_ranks(ranks: Ranks) -> Iterator[Ranks]:
 
     with suppress(ValueError):
         signal.signal(signal.SIGTERM, terminated)
-    with driven(driver), _agreed_exit():
-        driver.greet(seat.own_gpu)
-        if world % (ranks.tp_size * ranks.cp_size):
-            raise InputError(
-                f"torchrun started {world} processes, which is no multiple of TP {ranks.tp_size} x "
-                f"CP {ranks.cp_size} = {ranks.tp_size * ranks.cp_size}; change --nproc-per-node, "
-                "--nnodes, --tp or --cp"
-            )
-        driver.gather()
-        yield replace(ranks, dp_size=world // (ranks.tp_size * ranks.cp_size), driver=driver)
-    del store
+    return driver
 
 
-@contextmanager
-def _agreed_exit() -> Iterator[None]:
-    """This process will end with the status it has told the others, whatever the libraries
-    would do at exit (see :func:`opdtool.ranks.ending.leave`)."""
-    try:
-        yield
-    except BaseException as error:
-        atexit.register(leave, exit_status(error))
-        raise
-    atexit.register(leave, 0)
+_hosted: list[Store] = []
+"""Where rank 0 hosts the store it lives as long as this does."""

@@ -16,6 +16,7 @@ import torch
 import typer
 
 from opdtool.core.errors import InputError
+from opdtool.ranks.ending import settle
 from opdtool.ranks.topology import Topology
 
 
@@ -112,10 +113,13 @@ def main(argv: list[str]) -> None:
 
     job, mode, tp, cp, timeout = argv[:5]
     out = Path(argv[5]) if len(argv) > 5 else None
+    status = 0
     try:
         guarded(_command)(job, mode, int(tp), int(cp), float(timeout), out)
     except typer.Exit as end:
-        sys.exit(end.exit_code)
+        status = end.exit_code
+    settle(status)
+    sys.exit(status)
 
 
 @contextmanager
@@ -139,16 +143,17 @@ def _command(job: str, mode: str, tp: int, cp: int, timeout: float, out: Path | 
             print(ranks.run(whereabouts), flush=True)
         elif job == "backward":
             print(ranks.run_collective(backward), flush=True)
-        elif job == "exit1":
-            ranks.run(whereabouts)
-            raise typer.Exit(1)
         elif job == "write":
             assert out is not None
             with hidden(out) as folder:
                 ranks.run_writing(folder, write_slowly, folder, 60.0)
-        else:
+        elif job != "exit1":
             how, rank = job.split("-")
             ranks.run_collective(fail_on, int(rank), how)
+    if job == "exit1":  # after the ranks' work, and after other work in another grid
+        with open_ranks(mode, tp_size=1, cp_size=2, timeout=timeout, device="cpu") as ranks:
+            print(ranks.run_collective(neighbours), flush=True)
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -177,10 +177,12 @@ def test_a_spawned_rank_that_is_stuck_ends_all_within_the_timeout(
 def test_under_torchrun_every_rank_ends_with_the_same_status(
     job: str, status: int, message: str
 ) -> None:
-    found, _, stderr = run_job(job, "simulated", "2", "2", "8", torchrun=4)
+    found, stdout, stderr = run_job(job, "simulated", "2", "2", "8", torchrun=4)
     assert found == 1  # torchrun's own, for any rank that fails
     assert statuses(stderr) - {-9} == {status}  # a rank that was stopped is killed
     assert len(errors(stderr)) == (1 if message else 0)
+    if job == "exit1":
+        assert "[([0], [0, 1]), ([1], [0, 1]), ([2], [2, 3]), ([3], [2, 3])]" in stdout
     if message:
         assert re.match(message, errors(stderr)[0])
 
