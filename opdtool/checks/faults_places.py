@@ -15,12 +15,12 @@ from opdtool.checks.faults_search import (
     permuted_and_laid_out,
     permuted_rows,
     swapped_ranks,
+    with_tail,
 )
 from opdtool.checks.hypotheses import Build, Built, Form, PackCase, cut_by, placed_by
 from opdtool.checks.recipes import After, AfterKind, Cut, CutKind, Ints, Shift, placed
 from opdtool.checks.recipes import placed_unpadded as lay_unpadded
 from opdtool.core.layout import PackedLayout
-from opdtool.core.offsets import check_cp_multiple
 
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Padding multiples that stacks have used."""
@@ -94,33 +94,8 @@ def _one_shorter_laid_out(case: PackCase, filled: Any) -> Built | None:
 
 def _laid_out(case: PackCase, filled: Any, lengths: Ints) -> Built | None:
     """Rows of other lengths in the layout of those lengths, where it has the dump's slots."""
-    physical = case.geometry.padded(lengths)
-    tail = case.slots.total - int(physical.sum())
-    if tail < 0 or len(physical) == 0:
-        return None
-    if case.geometry.tail == "segment" and tail:
-        lengths, physical = np.append(lengths, 0), np.append(physical, tail)
-    else:
-        physical[-1] += tail
-    layout = layout_of(case, lengths, physical)
+    layout = with_tail(case, lengths, case.geometry.padded(lengths), case.rows)
     return None if layout is None else Built(filled=placed_by(filled, placed(layout)))
-
-
-def layout_of(
-    case: PackCase, lengths: Ints, padded: Ints, rows: Ints | None = None
-) -> PackedLayout | None:
-    """A layout of given lengths, where the dump's ranks can be cut from it."""
-    cp = 1 if case.whole else case.geometry.cp_size
-    try:
-        check_cp_multiple(padded, cp)
-    except ValueError:
-        return None
-    return PackedLayout(
-        cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]),
-        cu_seqlens_padded=np.concatenate([[0], np.cumsum(padded)]),
-        cp_size=cp,
-        sequence_index=case.rows if rows is None else rows,
-    )
 
 
 def tail_start(case: PackCase, whole: bool) -> tuple[int, int, int] | None:
@@ -149,18 +124,11 @@ def _tail_filled(whole: bool) -> Build:
 
 def _padded_to(multiple: int) -> Build:
     def built(case: PackCase, filled: Any) -> Built | None:
-        padded = -(-case.lengths // multiple) * multiple
-        rest = case.slots.total - int(padded.sum())
-        if rest < 0 or len(padded) == 0:
-            return None
-        padded[-1] += rest
-        offsets = np.concatenate([[0], np.cumsum(padded)])
-        if case.layout is not None and np.array_equal(
-            offsets[:-1], case.layout.cu_seqlens_padded[: len(padded)]
+        layout = with_tail(case, case.lengths, -(-case.lengths // multiple) * multiple, case.rows)
+        if layout is None or (
+            case.layout is not None
+            and np.array_equal(layout.cu_seqlens_padded, case.layout.cu_seqlens_padded)
         ):
-            return None
-        layout = layout_of(case, case.lengths, padded)
-        if layout is None:
             return None
         note = f"the content is padded to multiples of {multiple}"
         return Built(filled=placed_by(filled, placed(layout)), note=note)

@@ -79,19 +79,33 @@ def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
     order = order_segments(there, expected, padded // cp)
     if order is None:
         return None
-    room = padded[order]
-    room[-1] += case.slots.total - int(room.sum())
-    if cp > 1 and room[-1] % (2 * cp):
+    layout = with_tail(case, case.lengths[order], padded[order], case.rows[order])
+    if layout is None:
         return None
-    layout = PackedLayout(
-        cu_seqlens=np.concatenate([[0], np.cumsum(case.lengths[order])]),
-        cu_seqlens_padded=np.concatenate([[0], np.cumsum(room)]),
-        cp_size=cp,
-        sequence_index=case.rows[order],
-    )
     return Built(
         filled=placed_by(filled, placed(layout)),
         note=f"the segments hold rows {name_order(case.rows[order])}",
+    )
+
+
+def with_tail(case: PackCase, lengths: Ints, padded: Ints, rows: Ints) -> PackedLayout | None:
+    """A layout of these segments, filled up to the dump's slots as the geometry says; None
+    where it has more slots than the dump, or the ranks cannot be cut from it."""
+    tail = case.slots.total - int(padded.sum())
+    if tail < 0 or len(padded) == 0:
+        return None
+    if tail and case.geometry.tail == "segment":
+        lengths, padded = np.append(lengths, 0), np.append(padded, tail)
+    elif tail:
+        padded = padded + np.where(np.arange(len(padded)) == len(padded) - 1, tail, 0)
+    cp = 1 if case.whole else case.geometry.cp_size
+    if cp > 1 and (padded % (2 * cp)).any():
+        return None
+    return PackedLayout(
+        cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]),
+        cu_seqlens_padded=np.concatenate([[0], np.cumsum(padded)]),
+        cp_size=cp,
+        sequence_index=rows,
     )
 
 
