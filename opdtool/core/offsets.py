@@ -35,7 +35,7 @@ def runs(start: Ints, count: Ints) -> Ints:
         start 5 0, count 2 3:   5 6 0 1 2
     """
     if not len(start):
-        return np.zeros(0, dtype=np.int64)
+        return np.empty(0, dtype=np.int64)
     steps = np.ones(int(count.sum()), dtype=np.int64)
     steps[0] = start[0]
     steps[np.cumsum(count)[:-1]] = start[1:] - start[:-1] - count[:-1] + 1
