@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -292,3 +296,53 @@ def test_names_are_those_of_the_rename(tmp_path: Path) -> None:
     batch = open_batch(tmp_path / "a.safetensors", rename=rename)
     assert batch.token_aligned == ("input_ids", "token_mask")
     assert batch.used_renames == {"input_ids", "token_mask"}
+
+
+LARGE = """
+import resource, sys
+import numpy as np
+from opdtool.io.batch import open_batch
+from opdtool.io.hashing import sha256_file
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+with open_batch(sys.argv[1]) as batch:
+    batch.read("input_ids", slice(0, 1)).sum()
+    before = peak()
+    total = 0
+    for rows in batch.row_chunks("input_ids", 8 << 20):
+        total += int((batch.read("input_ids", rows) == 0).sum())
+    order = np.random.default_rng(0).permutation(batch.rows)
+    for first in range(0, batch.rows, 1024):
+        batch.read("input_ids", order[first : first + 1024])
+    sha256_file(batch.paths[0])
+    print(total, peak() - before)
+"""
+
+
+def test_a_batch_larger_than_memory_is_read_in_pieces(tmp_path: Path) -> None:
+    """Lengths, chunks, shuffled rows and the hash of 257 MiB, in less than 80 MiB."""
+    rows, width = 32_768, 1024
+    header = json.dumps(
+        {
+            "attention_mask": {"dtype": "U8", "shape": [rows, 8], "data_offsets": [0, rows * 8]},
+            "input_ids": {
+                "dtype": "I64",
+                "shape": [rows, width],
+                "data_offsets": [rows * 8, rows * 8 + rows * width * 8],
+            },
+        }
+    ).encode()
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + rows * 8 + rows * width * 8)  # all zeros, no blocks
+    with pytest.raises(InputError, match=r"attention_mask is \[32768, 8\]"):
+        open_batch(path)  # needed for the lengths, so it must fit
+    raw = path.open("r+b")
+    raw.seek(8)
+    raw.write(header.replace(b"attention_mask", b"attention_misc"))
+    raw.close()
+    command = [sys.executable, "-c", LARGE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    total, grown = done.stdout.split()
+    assert int(total) == rows * width, done.stderr
+    assert int(grown) < 80

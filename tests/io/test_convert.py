@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from opdtool.cli.main import run
 from opdtool.core.errors import InputError
 from opdtool.io.convert import convert
 from tests.io.test_npy import Trap
@@ -114,3 +115,30 @@ def test_an_existing_output_is_kept(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists; pass --force"):
         convert(tmp_path / "a.pt", tmp_path / "out")
     assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_the_command_converts_beside_the_file_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"x": torch.arange(3), "y": torch.ones(2)}, tmp_path / "a.pt")
+    assert run(["convert", str(tmp_path / "a.pt")]) == 0
+    size = (tmp_path / "a.safetensors").stat().st_size
+    assert capsys.readouterr().out == (
+        f"wrote {tmp_path}/a.safetensors: 2 tensors, {size:,} bytes\n"
+    )
+    assert load_file(tmp_path / "a.safetensors")["x"].tolist() == [0, 1, 2]
+    assert run(["convert", str(tmp_path / "a.pt")]) == 2
+    assert "exists; pass --force" in capsys.readouterr().err
+    assert run(["convert", str(tmp_path / "a.pt"), "--force", "-q"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_command_refuses_other_things_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"x": torch.arange(3), "epoch": 7}, tmp_path / "a.pt")
+    assert run(["convert", str(tmp_path / "a.pt"), "-o", str(tmp_path / "b.safetensors")]) == 2
+    captured = capsys.readouterr()
+    assert f"{tmp_path}/a.pt: epoch is a int, not a tensor" in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "b.safetensors").exists()
