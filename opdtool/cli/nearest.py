@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """The known words most like ``word``, the likest first; none when none is like it."""
+    import difflib  # wanted only for what was misspelt
+
     words = list(known)
     by_fold = {name.lower(): name for name in words}
     close = difflib.get_close_matches(word.lower(), by_fold, n=most, cutoff=0.5)
