@@ -226,6 +226,14 @@ def _check_divisible(what: str, total: int, size: int) -> None:
         )
 
 
+# Maps that hold the same ids in these dtypes are one map.
+_ALIKE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def _code(dtype: torch.dtype) -> int:
+    return zlib.crc32(str(dtype).encode())
+
+
 def _check_agreement(teacher_logits: Tensor, d2t: Tensor, group: Group) -> None:
     """Hold what every rank must bring alike equal over the group, before anything moves."""
     width = teacher_logits.shape[-1] if teacher_logits.dim() else 0
@@ -234,8 +242,9 @@ def _check_agreement(teacher_logits: Tensor, d2t: Tensor, group: Group) -> None:
     words = [
         width,
         lead,
-        zlib.crc32(str(teacher_logits.dtype).encode()),
-        len(values) if d2t.dim() else 0,
+        _code(teacher_logits.dtype),
+        0 if d2t.dtype in _ALIKE else _code(d2t.dtype),
+        values.numel() if d2t.dim() == 1 else -d2t.dim(),
         zlib.crc32(values.numpy().tobytes()),
     ]
     told = group.all_gather(torch.tensor(words, device=teacher_logits.device))
@@ -247,7 +256,14 @@ def _check_agreement(teacher_logits: Tensor, d2t: Tensor, group: Group) -> None:
             f"the ranks hold shards of {widths} columns; the vocabulary of {sum(widths)} must be "
             f"cut into {group.size} equal ones"
         )
-    what = ("width", "count of positions", "dtype of teacher_logits", "length of d2t", "d2t")
+    what = (
+        "width",
+        "count of positions",
+        "dtype of teacher_logits",
+        "dtype of d2t",
+        "length of d2t",
+        "d2t",
+    )
     for rank, row in enumerate(rows):
         for name, mine, first in zip(what, row, rows[0], strict=True):
             if mine != first:

@@ -173,7 +173,7 @@ def test_no_more_than_its_share_of_the_draft_columns_reaches_a_rank(size: int) -
         return counting
 
     for counting in run_simulated(size, work):
-        assert counting.calls == ["all_gather of 5", "all_to_all"]
+        assert counting.calls == ["all_gather of 6", "all_to_all"]
         assert 0 < counting.from_others <= counting.in_all == B * S * D // size
 
 
@@ -188,7 +188,7 @@ def test_columns_that_a_rank_owns_itself_cross_to_no_other() -> None:
     assert run_simulated(4, work) == [0, 0, 0, 0]
 
 
-def refused(size: int, V_local: Sequence[int], d2t: Sequence[Sequence[int]]) -> str:
+def refused(size: int, V_local: Sequence[int], d2t: Sequence[Sequence[float]]) -> str:
     def work(group: SimulatedGroup) -> None:
         r = group.rank
         map_teacher_logits_to_draft_vocab(
@@ -219,6 +219,7 @@ def test_a_target_outside_the_whole_vocabulary_is_refused_by_entry() -> None:
 def test_ranks_with_different_maps_are_refused_instead_of_mixing_columns() -> None:
     assert "rank 1 brings another d2t" in refused(2, [4, 4], [[0, 0], [0, 1]])
     assert "rank 1 brings another length of d2t" in refused(2, [4, 4], [[0, 0], [0, 0, 0, 0]])
+    assert "rank 1 brings another dtype of d2t" in refused(2, [4, 4], [[0, 0], [0.0, 0.0]])
 
 
 def in_a_process() -> dict[str, Any]:
@@ -257,3 +258,50 @@ def test_gloo_processes_map_as_plain_indexing_does_forward_and_backward(tmp_path
         assert torch.equal(out, expected.detach())
         torch.testing.assert_close(grad, expected_grad)
     assert all("another d2t" in each["refused"] for each in results)
+
+
+class Foreign:
+    """A group of somebody else's: opdtool knows nothing of it but what torch.distributed says."""
+
+    def __init__(self, inner: SimulatedGroup) -> None:
+        self.inner = inner
+
+
+def test_a_foreign_group_exchanges_through_torch_distributed_when_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    columns: list[int] = []
+
+    def all_gather(received: list[Tensor], tensor: Tensor, group: Foreign) -> None:
+        for place, each in zip(received, group.inner.all_gather(tensor), strict=True):
+            place.copy_(each)
+
+    def all_to_all_single(
+        received: Tensor,
+        sent: Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        group: Foreign,
+    ) -> None:
+        columns.append(received.numel() // 6)
+        pieces = group.inner.all_to_all(torch.split(sent, input_split_sizes))
+        assert [piece.numel() for piece in pieces] == output_split_sizes
+        received.copy_(torch.cat(pieces))
+
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: group.inner.rank)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: group.inner.size)
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    monkeypatch.setattr(torch.distributed, "all_to_all_single", all_to_all_single)
+    logits = torch.randn(2, 3, 16)
+    ids = torch.tensor([15, 2, 8, 9, 3, 3, 0, 12])
+
+    def work(group: SimulatedGroup) -> tuple[Tensor, Tensor]:
+        shard = logits.chunk(4, -1)[group.rank].clone().requires_grad_()
+        out = map_teacher_logits_to_draft_vocab(shard, d2t_from_ids(ids), None, Foreign(group))
+        return out.detach(), torch.autograd.grad(out.sum(), shard)[0]
+
+    results = run_simulated(4, work)
+    assert torch.equal(torch.cat([out for out, _ in results], -1), logits[..., ids])
+    grad = torch.cat([grad for _, grad in results], -1)
+    assert grad[0, 0].tolist() == [1, 0, 1, 2, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1]
+    assert columns[:4] == [2, 2, 2, 2]  # D / TP columns to each rank, its own included
