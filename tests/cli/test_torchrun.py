@@ -1,0 +1,159 @@
+"""The same command gives the same bytes on simulated ranks, spawned ones, and under torchrun."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from opdtool.cli.main import run
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures"
+BIN = Path(sys.executable).parent
+TORCHRUN = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "4", "-m", "opdtool"]
+OPDTOOL = [sys.executable, "-m", "opdtool"]
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}
+
+PACK = ["pack", str(FIXTURES / "batch.safetensors"), "--max-tokens", "256"]
+RECONSTRUCT = [
+    "reconstruct", str(FIXTURES / "teacher_hidden.safetensors"),
+    "--head", f"0={FIXTURES / 'teacher-a'}", "--head", f"1={FIXTURES / 'teacher-b'}",
+]  # fmt: skip
+COMMANDS = {"pack": PACK, "reconstruct": RECONSTRUCT}
+GRIDS = {"tp2cp2": ["--tp", "2", "--cp", "2"], "tp1cp2dp2": ["--tp", "1", "--cp", "2"]}
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Everything in a directory, by name."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def finish(program: list[str], *argv: str, timeout: float = 180) -> tuple[int, str, str]:
+    """(status, stdout, stderr) of a command line."""
+    done = subprocess.run(
+        [*program, *argv],
+        cwd=ROOT,
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_outputs_are_the_same_bytes_however_the_ranks_are_run(
+    command: str, grid: str, tmp_path: Path
+) -> None:
+    argv = [*COMMANDS[command], *GRIDS[grid]]
+    outs = {how: tmp_path / how for how in ("simulated", "spawn", "torchrun")}
+    # Each in a process of its own, so that torch has the same number of threads in all.
+    reports = {
+        how: finish(
+            TORCHRUN if how == "torchrun" else OPDTOOL,
+            *argv,
+            *(["--ranks", "spawn"] if how == "spawn" else []),
+            "-o", str(out), "--format", "json",
+        )
+        for how, out in outs.items()
+    }  # fmt: skip
+    for status, _, stderr in reports.values():
+        assert status == 0, stderr
+    simulated = files(outs["simulated"])
+    ranks = 2 if grid == "tp1cp2dp2" else 4
+    assert len(simulated) > (ranks if command == "reconstruct" else 4)
+    assert any(len(set(data)) > 10 for name, data in simulated.items() if "manifest" not in name)
+    assert files(outs["spawn"]) == simulated
+    assert files(outs["torchrun"]) == simulated
+    # One report, of rank 0 alone, that says the same.
+    shown = {how: out.replace(str(outs[how]), "OUT") for how, (_, out, _) in reports.items()}
+    assert shown["spawn"] == shown["simulated"]
+    assert shown["torchrun"] == shown["simulated"]
+
+
+def processes_under(parent: int) -> dict[int, int]:
+    """The spawned ranks of a process by rank: children whose command line is multiprocessing's."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            words = (stat.parent / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(fields[1]) == parent and any(b"spawn_main" in word for word in words):
+            found.append(int(stat.parent.name))
+    return dict(enumerate(sorted(found)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+@pytest.mark.parametrize(
+    "moment", [pytest.param(m, marks=pytest.mark.slow) if m else m for m in range(6)]
+)
+def test_a_rank_killed_at_a_random_moment_ends_the_run_with_clean_output(
+    moment: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*OPDTOOL, *PACK, "--tp", "2", "--cp", "2", "--ranks", "spawn", "--timeout", "30",
+         "-o", str(out)],
+        cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    limit = time.monotonic() + 60
+    while len(processes_under(process.pid)) < 4:
+        assert process.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    time.sleep(random.uniform(0, 3.0))  # torch is being imported, or the work is being done
+    rank = random.randrange(4)
+    ranks = processes_under(process.pid)
+    killed = len(ranks) == 4
+    if killed:
+        os.kill(ranks[rank], signal.SIGKILL)
+    started = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - started < 30
+    if process.returncode == 0:  # it came too late: then all is there
+        assert (out / "manifest.json").exists()
+        return
+    assert killed
+    assert process.returncode == 3
+    assert re.fullmatch(
+        r"error: rank [0-3] of 4 \(tp [01], cp [01]\) was killed by signal 9 \(SIGKILL\)\n", stderr
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_input_that_a_rank_refuses_is_one_error_on_all_ranks(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    batch = load_file(FIXTURES / "batch.safetensors")
+    batch["token_mask"][3, 5] = float("nan")
+    path = tmp_path / "bad.safetensors"
+    save_file(batch, path)
+    status, stdout, stderr = finish(
+        TORCHRUN, "pack", str(path), "--cp", "2", "-o", str(tmp_path / "out")
+    )
+    assert status == 1  # torchrun's own
+    assert {int(code) for code in re.findall(r"exitcode\s*: (-?\d+)", stderr)} == {2}
+    said = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert re.match(r"error: rank [0-3] of 4 \(tp 0, cp [01], dp [01]\): .*row 3", said[0])
+    assert stdout == ""
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bad.safetensors"]
+
+
+def test_a_single_rank_is_run_in_this_process(tmp_path: Path) -> None:
+    children = processes_under(os.getpid())
+    assert run([*PACK, "-o", str(tmp_path / "out"), "--ranks", "spawn", "-q"]) == 0
+    assert processes_under(os.getpid()) == children
+    assert (tmp_path / "out" / "manifest.json").exists()
