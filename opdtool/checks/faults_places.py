@@ -94,7 +94,15 @@ def _one_shorter_laid_out(case: PackCase, filled: Any) -> Built | None:
 
 def _laid_out(case: PackCase, filled: Any, lengths: Ints) -> Built | None:
     """Rows of other lengths in the layout of those lengths, where it has the dump's slots."""
-    layout = with_tail(case, lengths, case.geometry.padded(lengths), case.rows)
+    padded = case.geometry.padded(lengths)
+    total = int(padded.sum())
+    try:
+        filled_up = case.geometry.padded_total(total)
+    except ValueError:
+        return None
+    if case.slots.total not in (total, filled_up):
+        return None
+    layout = with_tail(case, lengths, padded, case.rows)
     return None if layout is None else Built(filled=placed_by(filled, placed(layout)))
 
 

@@ -327,6 +327,9 @@ def tail_not_clamped(world: World) -> Iterator[Dump]:
     cu = [sum(inflated[:i]) for i in range(len(inflated) + 1)]
     pack = lay(world, lambda row, column: weight(world, row, column), lengths=inflated)
     yield replace(dump(world, roll(pack, world.starts), "columns past the row copied"), cu=cu)
+    whole = [*world.lengths[:-1], world.padded[-1]]
+    pack = lay(world, lambda row, column: weight(world, row, column), lengths=whole)
+    yield dump(world, roll(pack, world.starts), "columns past the row copied to the end")
     if world.sample_mask[last] == 0:
         return
     pack = right_pack(world)
