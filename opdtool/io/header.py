@@ -132,9 +132,14 @@ def read_header(file: SourceFile) -> Header:
         )
     start = file.read(0, 8)
     length = int.from_bytes(start, "little")
-    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x93NUMPY")):
+    if start.startswith(b"\x93NUMPY"):
         raise InputError(
-            f"{path}: not a safetensors file but one of torch or numpy under its name; "
+            f"{path}: a numpy array, not a safetensors file; "
+            "those are read for d2t, t2d and token counts alone, as .npy"
+        )
+    if start.startswith((b"PK\x03\x04", b"\x80\x02")):
+        raise InputError(
+            f"{path}: not a safetensors file but one of torch under its name; "
             "convert it: opdtool convert FILE.pt -o FILE.safetensors"
         )
     if length > file.size - 8:

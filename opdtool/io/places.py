@@ -13,6 +13,7 @@ from opdtool.io.pread import SourceFile, describe
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
+CONFIG = "config.json"
 PICKLES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 MAX_JSON = 256 << 20
 
@@ -47,12 +48,12 @@ def find_places(paths: Sequence[Path]) -> Places:
         if not _is_directory(path):
             refuse_pickle(path)
             files.append(path)
+        elif (path / WHOLE).exists() and any((path / name).exists() for name in (INDEX, CONFIG)):
+            files.append(path / WHOLE)  # as the loaders of models do, before any index
         elif (path / INDEX).exists():
             if len(paths) == 1:
                 return _checkpoint(path / INDEX, tuple(paths))
             files += _checkpoint(path / INDEX, (path,)).files
-        elif (path / WHOLE).exists() and (path / "config.json").exists():
-            files.append(path / WHOLE)
         else:
             files += _directory(path)
     return Places(tuple(paths), tuple(files))
@@ -60,7 +61,7 @@ def find_places(paths: Sequence[Path]) -> Places:
 
 def refuse_pickle(path: Path) -> None:
     """Refuse a torch pickle, with the command that converts it."""
-    if path.suffix in PICKLES and path.exists():
+    if path.suffix.lower() in PICKLES and path.exists():
         raise InputError(
             f"{path}: a pickle is never loaded; convert it: "
             f"opdtool convert {path} -o {path.with_suffix('.safetensors')}"

@@ -85,17 +85,20 @@ def read_rows(
 ) -> None:
     """Fill ``out`` [len(rows), run] with the bytes ``window`` of each row asked for.
 
-    Rows may come in any order and more than once. They are read in the order of the file;
-    near ones in one call.
+    Rows may come in any order and more than once. Long ones are read straight to their place,
+    neighbours together; short ones in the order of the file, near ones in one call.
     """
     begin, stop = window
     run = stop - begin
     if len(rows) == 0 or run == 0:
         return
     offset += begin
-    if row_bytes > BLOCK // 8:
-        for index, row in enumerate(rows.tolist()):
-            file.read_into(out[index].data, offset + row * row_bytes)
+    if run >= SHORT_RUN or row_bytes > BLOCK // 8:
+        follows = np.diff(rows) == 1 if run == row_bytes else np.zeros(len(rows) - 1, bool)
+        starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(rows)]
+        for first, last in itertools.pairwise(starts):
+            place = offset + int(rows[first]) * row_bytes
+            file.read_into(out[first:last].reshape(-1).data, place)
         return
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]

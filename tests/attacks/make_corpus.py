@@ -130,8 +130,12 @@ def texts() -> Iterator[Case]:
         ("deep-unclosed", b'{"x":' * 200_000, "nested too deeply"),
     ]:
         yield Case(f"text-{name}", raw(framed(header)), reason)
-    for name, magic in [("zip", b"PK\x03\x04"), ("pickle", b"\x80\x02"), ("npy", b"\x93NUMPY")]:
-        yield Case(f"text-{name}", raw(magic + b"\0" * 60), "one of torch or numpy under its name")
+    for name, magic, reason in [
+        ("zip", b"PK\x03\x04", "one of torch under its name"),
+        ("pickle", b"\x80\x02", "one of torch under its name"),
+        ("npy", b"\x93NUMPY", "a numpy array"),
+    ]:
+        yield Case(f"text-{name}", raw(magic + b"\0" * 60), reason)
 
 
 def names() -> Iterator[Case]:

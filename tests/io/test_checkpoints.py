@@ -147,6 +147,19 @@ def test_shards_are_read_through_the_index_and_only_when_needed(tmp_path: Path) 
             source.read("a")
 
 
+def test_a_whole_file_goes_before_an_index_and_before_other_files(tmp_path: Path) -> None:
+    path = sharded(tmp_path / "m", {"a": "1.safetensors"})
+    save_file({"b": torch.ones(1)}, path / "model.safetensors")
+    with open_tensors(path) as source:
+        assert source.names() == ["b"]
+    (path / "model.safetensors.index.json").unlink()
+    with open_tensors(path) as source:
+        assert source.names() == ["a", "b"]  # no checkpoint: a directory of files
+    (path / "config.json").write_text("{}")
+    with open_tensors(path) as source:
+        assert source.names() == ["b"]
+
+
 def test_a_tensor_that_the_index_promises_and_the_shard_lacks_is_refused(tmp_path: Path) -> None:
     path = sharded(tmp_path / "m", {"a": "1.safetensors"})
     index = {"weight_map": {"a": "1.safetensors", "c": "1.safetensors"}}

@@ -88,7 +88,7 @@ def test_any_box_of_any_array_is_what_numpy_cuts(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_rows_in_any_order_are_what_numpy_picks(data: st.DataObject) -> None:
-    count, width = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([1, 3, 9000]))
+    count, width = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([1, 3, 1500, 9000]))
     rows = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=50)), np.int64)
     first = data.draw(st.integers(0, width))
     columns = data.draw(st.sampled_from([None, slice(first, width)]))
@@ -206,7 +206,7 @@ def test_several_files_are_one_source_and_a_name_in_two_is_refused(tmp_path: Pat
         open_tensors([paths[0], paths[0]])
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt", ".PT"])
 def test_a_pickle_is_refused_with_the_command_that_converts_it(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"model{suffix}"
     torch.save({"a": torch.ones(1)}, path)
@@ -219,7 +219,7 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(suffix: str, tmp_
 
 def test_a_pickle_under_a_wrong_name_is_told_apart(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match="one of torch or numpy under its name"):
+    with pytest.raises(InputError, match="one of torch under its name"):
         open_tensors(tmp_path / "a.safetensors")
 
 
