@@ -93,7 +93,8 @@ def _prose(text: str) -> str:
 
 def commands_page() -> str:
     """Every command with its arguments and options."""
-    from opdtool.cli.main import COMMANDS, load
+    from opdtool.cli.main import load
+    from opdtool.cli.start import COMMANDS
 
     rows = [
         "# Commands",

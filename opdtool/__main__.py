@@ -1,6 +1,6 @@
 """``python -m opdtool`` is the same command as ``opdtool``."""
 
-from opdtool.cli.main import main
+from opdtool.cli.start import main
 
 if __name__ == "__main__":
     main()

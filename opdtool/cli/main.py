@@ -20,31 +20,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from opdtool import __version__
+from opdtool.cli.start import COMMANDS as COMMANDS
+from opdtool.cli.start import help_text
 from opdtool.core.errors import InputError
 from opdtool.ranks.ending import settle
 from opdtool.ranks.errors import RankError
-
-COMMANDS = {
-    "pack": "Pack padded batches into [1, T/CP] with cumulative lengths and CP windows.",
-    "unpack": "Restore the padded batch from a pack.",
-    "verify-pack": "Check a pack made by anyone against its batch.",
-    "build-mask": "Build the shifted draft-loss mask.",
-    "verify-mask": "Check a draft-loss mask from any framework, and name the mistake in it.",
-    "build-d2t": "Choose a draft vocabulary from token counts.",
-    "verify-d2t": "Check a draft vocabulary map or a draft checkpoint.",
-    "map-d2t": "Cut teacher logits down to the draft vocabulary.",
-    "reconstruct": "Rebuild teacher logits from hidden states and compare them.",
-    "simulate": "Prove that packed, sharded and split computations agree.",
-    "inspect": "Show what is in a file or directory of tensors.",
-    "compare": "Compare two files tensor by tensor.",
-    "roll": "Shift a packed tensor left by one inside each segment.",
-    "rescale": "Rescale loss metrics by their normalizers.",
-    "convert": "Turn a torch file into safetensors.",
-    "check": "Run the steps of a suite file.",
-    "explain": "Say what a check or a fault means, and how to mend it.",
-    "demo": "Write the example data and run the main jobs on it.",
-}
-"""Every command and its line in ``opdtool --help``; the module is the name with underscores."""
 
 
 def _say(message: str) -> None:
@@ -101,6 +81,10 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 
 class LazyGroup(TyperGroup):
     """A group that imports a command's module only when that command is run."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The page that :mod:`opdtool.cli.start` prints without typer."""
+        return help_text().rstrip("\n")
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from opdtool.cli.defaults import read_toml
-from opdtool.cli.main import COMMANDS
 from opdtool.cli.nearest import did_you_mean
 from opdtool.cli.shapes import Shape, options, split_index
+from opdtool.cli.start import COMMANDS
 from opdtool.core.errors import InputError
 
 TOP = ("step", "defaults", "matrix", "continue_on_failure")

@@ -12,7 +12,7 @@ import pytest
 
 from docs import generate
 from opdtool.checks.registry import checks, faults
-from opdtool.cli.main import COMMANDS
+from opdtool.cli.start import COMMANDS
 from tests.cli.conftest import Cli
 
 PAGES = generate.written_pages()

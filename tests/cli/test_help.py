@@ -5,16 +5,19 @@ from __future__ import annotations
 import inspect as python_inspect
 import io
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
 
 import pytest
 import torch
+from typer.main import get_command
 
 import opdtool
 from opdtool.cli import progress
-from opdtool.cli.main import COMMANDS, load
+from opdtool.cli.main import app, load
+from opdtool.cli.start import COMMANDS
 from tests.cli.conftest import Cli
 
 
@@ -24,6 +27,22 @@ def test_help_lists_every_command_with_its_line(cli: Cli) -> None:
     assert len(COMMANDS) == 18
     assert all(name in done.out for name in COMMANDS)
     assert cli("-h").out == done.out
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "--version"])
+def test_the_quick_answer_is_the_one_that_typer_would_give(cli: Cli, option: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "opdtool", option]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == cli(option).out
+    assert "opdtool.cli.start" in done.stderr
+    assert not re.search(r"\b(typer|rich|torch)\b", done.stderr)
+
+
+def test_the_help_names_every_option_of_the_program(cli: Cli) -> None:
+    out = cli("--help").out
+    options = {text for parameter in get_command(app).params for text in parameter.opts}
+    assert {"--version", "--config", "--isolated"} < options
+    assert all(text in out for text in options)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,0 +1,78 @@
+"""The console script: ``--version`` and ``--help`` answered before typer is imported.
+
+typer costs more than all else that these two need, and they are what people wait for while
+they think of what to type. Everything else goes on to :mod:`opdtool.cli.main`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from opdtool import __version__
+
+COMMANDS = {
+    "pack": "Pack padded batches into [1, T/CP] with cumulative lengths and CP windows.",
+    "unpack": "Restore the padded batch from a pack.",
+    "verify-pack": "Check a pack made by anyone against its batch.",
+    "build-mask": "Build the shifted draft-loss mask.",
+    "verify-mask": "Check a draft-loss mask from any framework, and name the mistake in it.",
+    "build-d2t": "Choose a draft vocabulary from token counts.",
+    "verify-d2t": "Check a draft vocabulary map or a draft checkpoint.",
+    "map-d2t": "Cut teacher logits down to the draft vocabulary.",
+    "reconstruct": "Rebuild teacher logits from hidden states and compare them.",
+    "simulate": "Prove that packed, sharded and split computations agree.",
+    "inspect": "Show what is in a file or directory of tensors.",
+    "compare": "Compare two files tensor by tensor.",
+    "roll": "Shift a packed tensor left by one inside each segment.",
+    "rescale": "Rescale loss metrics by their normalizers.",
+    "convert": "Turn a torch file into safetensors.",
+    "check": "Run the steps of a suite file.",
+    "explain": "Say what a check or a fault means, and how to mend it.",
+    "demo": "Write the example data and run the main jobs on it.",
+}
+"""Every command and its line in ``opdtool --help``; the module is the name with underscores."""
+
+OPTIONS = {
+    "--version": "Show the version; with --verbose torch's version and devices too.",
+    "--config FILE": "Take defaults from FILE, not the nearest opdtool.toml or pyproject.toml.",
+    "--isolated": "Take defaults from no file.",
+    "--install-completion": "Install completion for the current shell.",
+    "--show-completion": "Show completion for the current shell.",
+    "-h, --help": "Show this message, or after a command that command's own.",
+}
+
+
+def help_text() -> str:
+    """What ``opdtool --help`` prints."""
+    rows = [
+        "Usage: opdtool [OPTIONS] COMMAND [ARGS]...",
+        "",
+        "Prepare and verify the data of on-policy distillation and draft-model training.",
+        "",
+        "Commands:",
+        *(f"  {name:<13}{words}" for name, words in COMMANDS.items()),
+        "",
+        "Options:",
+        *(f"  {spelling:<22}{words}" for spelling, words in OPTIONS.items()),
+        "",
+        "opdtool COMMAND --help shows a command's arguments and options.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def main() -> NoReturn:
+    """The console script."""
+    answers = {"--version": f"opdtool {__version__}\n", "--help": help_text(), "-h": help_text()}
+    answer = answers.get(sys.argv[1]) if len(sys.argv) == 2 else None
+    if answer is None or "_OPDTOOL_COMPLETE" in os.environ:
+        from opdtool.cli.main import main as go_on
+
+        go_on()
+    try:
+        sys.stdout.write(answer)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on: nothing to say about it at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
