@@ -197,7 +197,8 @@ def run(argv: Sequence[str] | None = None) -> int:
             return _internal_error(error)
         context = getattr(error, "ctx", None)
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(format_message())
+            with suppress(BrokenPipeError):
+                print(format_message(), flush=True)
             return 2
         message = format_message().rstrip(".")
         hint = f"; see {context.command_path} --help" if context and message[-1:] != "?" else ""
