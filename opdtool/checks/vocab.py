@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from opdtool.checks.vocab_case import DraftCase, draft_places, finding
+from opdtool.checks.vocab_case import DraftCase, draft_places, expected_neighbours, finding
 from opdtool.checks.vocab_fit import FIT_CHECKS
 from opdtool.findings import MAX_PLACES, Finding
+
+SUSPICIOUS = 3.0
+"""Where so many neighbours are expected, a map without any is worth a warning."""
 
 
 def check_draft_vocab(case: DraftCase, *, absolute: str = "") -> list[Finding]:
@@ -91,15 +94,11 @@ def _offsets(case: DraftCase, absolute: str) -> Finding:
 
 
 def _could_be_ids(case: DraftCase) -> bool:
-    """Whether the offsets rise at every step, as ids do, where that is unlikely for offsets.
-
-    An offset rises only where the chosen ids have a gap. Of D among M ids, chosen at random,
-    about D * D / M have none before them; where that is 3 or more, none at all is suspicious.
-    """
+    """Whether the offsets rise at every step, as ids do, where that is unlikely for offsets."""
     if case.t2d_agrees or case.equals_against:
         return False
     rising = bool((case.offsets[1:] > case.offsets[:-1]).all())
-    return rising and case.entries * case.entries >= 3 * (int(case.ids[-1]) + 1)
+    return rising and expected_neighbours(case) >= SUSPICIOUS
 
 
 def _range(case: DraftCase) -> Finding:

@@ -169,6 +169,15 @@ def absent(wanted: Iterable[int], ids: Tensor) -> tuple[int, ...]:
     return tuple(one for one in dict.fromkeys(wanted) if not bool((ids == one).any()))
 
 
+def expected_neighbours(case: DraftCase) -> float:
+    """How many of D ids among the first M would follow on the one before, chosen at random.
+
+    Offsets rise only where the chosen ids have a gap before them, ids always do.
+    """
+    reach = max(int(case.ids.max()) + 1, case.entries)
+    return case.entries * case.entries / reach
+
+
 def finding(
     code: str,
     status: Status,

@@ -13,11 +13,13 @@ import torch
 
 from opdtool.checks.registry import faults
 from opdtool.checks.vocab import check_draft_vocab
-from opdtool.checks.vocab_case import DraftCase, absent
+from opdtool.checks.vocab_case import DraftCase, absent, expected_neighbours
 from opdtool.findings import Diagnosis, Finding, Match
 
 LEAST_SCORE = 0.99
 """A likely fault explains at least this share."""
+CERTAIN = 14.0
+"""Where so many neighbours are expected, a map has none by chance once in a million times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ def find_absolute(case: DraftCase) -> Absolute | None:
     rising = bool((values[1:] > values[:-1]).all())
     if rising and case.missing_specials and not absent(case.must_include, values):
         return Absolute("likely", 1.0, "as ids they hold the required ids, as offsets they do not")
+    if case.targets is None and rising and expected_neighbours(case) >= CERTAIN:
+        return Absolute("likely", 1.0, "as offsets no two target ids would be neighbours")
     return None
 
 

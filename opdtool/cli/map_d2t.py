@@ -153,15 +153,20 @@ def run(job: MapJob, ranks: OpenRanks) -> Report:
 def _map(job: MapJob, plan: MapPlan, ranks: OpenRanks) -> list[Tally]:
     """All ranks' work, and their columns joined in the output."""
     from opdtool.cli.map_d2t_ranks import join_shards, map_rank
+    from opdtool.cli.progress import progress
     from opdtool.io.writer import TensorFileWriter, TensorSpec
 
-    if job.output is None:
-        return ranks.run_collective(map_rank, plan)
-    spec = TensorSpec("teacher_logits", plan.dtype, (*plan.shape[:2], plan.D))
+    B, S, _ = plan.shape
     with ExitStack() as stack:
-        writer = stack.enter_context(TensorFileWriter(job.output, [spec], force=job.force))
+        writer = None
+        if job.output is not None:
+            spec = TensorSpec("teacher_logits", plan.dtype, (B, S, plan.D))
+            writer = stack.enter_context(TensorFileWriter(job.output, [spec], force=job.force))
         if ranks.driver is None:
-            return ranks.run_collective(map_rank, plan, writer)
+            advance = stack.enter_context(progress("mapping", B * S))
+            return ranks.run_collective(map_rank, plan, writer, None, advance)
+        if job.output is None or writer is None:
+            return ranks.run_collective(map_rank, plan)
         scratch = stack.enter_context(_scratch(job.output))
         tallies = ranks.run_collective(map_rank, plan, None, scratch)
         join_shards(scratch, plan, writer, ranks.tp_size, ranks.dp_size)

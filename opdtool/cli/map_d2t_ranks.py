@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,11 +107,12 @@ def map_rank(
     plan: MapPlan,
     writer: TensorFileWriter | None = None,
     scratch: Path | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Tally:
     """Map this rank's columns of its replica's blocks; returns what was compared.
 
-    ``writer`` is the output itself, for ranks in the driver's process; others leave their
-    columns in ``scratch``.
+    ``writer`` is the output itself, and ``advance`` is told of each block's positions, for
+    ranks in the driver's process; others leave their columns in ``scratch``.
     """
     V, D = plan.shape[2], plan.D
     V_local, D_local = V // topology.tp_size, D // topology.tp_size
@@ -136,6 +137,8 @@ def map_rank(
             if shard is not None:
                 shard.write("columns", mapped.reshape(-1, D_local), at)
             at += block.count
+            if advance is not None and topology.tp_rank == 0:
+                advance(block.count)
             if reference is not None:
                 recorded = read_reference(
                     reference, plan, block, slice(first, first + D_local), ids
