@@ -20,7 +20,7 @@ from torch import Tensor
 from opdtool.core.errors import InputError
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.pread import SourceFile
-from tests.io.test_tensors import _scratch
+from tests.io.test_tensors import scratch
 
 Tensors = dict[str, Tensor]
 
@@ -103,7 +103,7 @@ def test_any_rows_and_columns_are_what_numpy_picks(data: st.DataObject) -> None:
     whole = np.zeros((sum(rows for rows, _ in sizes), width), np.int64)
     paths, at = [], 0
     for number, part in enumerate(parts):
-        paths.append(_scratch(f"batch{number}.safetensors"))
+        paths.append(scratch(f"batch{number}.safetensors"))
         save_file(part, paths[-1])
         rows, own = part["input_ids"].shape
         whole[at : at + rows, :own] = part["input_ids"].numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_any_box_of_any_array_is_what_numpy_cuts(data: st.DataObject) -> None:
     slices = tuple(slice(min(pair), max(pair)) for pair in box)
     slices = slices[: data.draw(st.integers(0, len(slices)))]
     whole = torch.arange(int(np.prod(shape)), dtype=torch.int32).reshape(shape)
-    path = _scratch("box.safetensors")
+    path = scratch("box.safetensors")
     save_file({"x": whole}, path)
     with open_tensors(path) as source:
         assert same(source.read("x", *slices), whole[slices])
@@ -93,17 +94,19 @@ def test_any_rows_in_any_order_are_what_numpy_picks(data: st.DataObject) -> None
     first = data.draw(st.integers(0, width))
     columns = data.draw(st.sampled_from([None, slice(first, width)]))
     whole = torch.arange(count * width, dtype=torch.int32).reshape(count, width)
-    path = _scratch("rows.safetensors")
+    path = scratch("rows.safetensors")
     save_file({"x": whole}, path)
     expected = whole[rows] if columns is None else whole[rows][:, columns]
     with open_tensors(path) as source:
         assert same(source.read_rows("x", rows, columns), expected)
 
 
-def _scratch(name: str) -> Path:
-    folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"opdtool-tests-{os.getpid()}"
-    folder.mkdir(exist_ok=True)
-    return folder / name
+_FOLDER = tempfile.TemporaryDirectory(prefix="opdtool-tests-")  # removed at exit
+
+
+def scratch(name: str) -> Path:
+    """A path for the examples of one test, each of which writes it anew."""
+    return Path(_FOLDER.name) / name
 
 
 def test_pieces_of_a_tensor_cover_it_in_order(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from opdtool.io.writer import (
     spec_of,
     write_text_atomic,
 )
-from tests.io.test_tensors import same, sample
+from tests.io.test_tensors import same, sample, scratch
 
 
 def listing(folder: Path) -> list[str]:
@@ -95,13 +95,12 @@ def test_a_tensor_written_in_blocks_is_that_tensor(data: st.DataObject) -> None:
         blocks = [[*block, pair] for block in blocks for pair in pairs]
     blocks = data.draw(st.permutations(blocks))
     whole = torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.int64).reshape(shape)
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"opdtool-blocks-{os.getpid()}"
+    path = scratch("blocks.safetensors")
     with TensorFileWriter(path, [spec_of("x", whole)], force=True) as writer:
         for block in blocks:
             part = whole[tuple(slice(*pair) for pair in block)]
             writer.write("x", part, *[first for first, _ in block])
     loaded = load_file(path)
-    path.unlink()
     assert torch.equal(loaded["x"], whole)
 
 
