@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opdtool.cli.reconstruct_bounds import variant_bound
 from opdtool.cli.reconstruct_files import Files, runs
 from opdtool.cli.reconstruct_plan import HeadAt, Plan
 from opdtool.core.compare import Comparison, RowsAndColumns
@@ -217,7 +218,7 @@ class _Worker:
             share=share[0],
         )
         if plan.reference is not None and plan.bound is not None:
-            bound = plan.bound.scaled(variant.factor)
+            bound = variant_bound(plan, variant)
             reference = plan.precision or plan.reference.dtype
             self.result.comparison = Comparison(
                 count,
@@ -510,7 +511,7 @@ class _Room:
 def _judged(window: slice, real: int, variant: Variant) -> slice:
     """The columns of a window that hold logits, less those that a shift moves off the edge."""
     low = max(window.start, -variant.column_shift)
-    high = min(window.stop, real, real - variant.column_shift)
+    high = min(window.stop, real, real - variant.column_shift, variant.columns or real)
     return slice(min(low, high), high) if high > low else slice(window.start, window.start)
 
 
@@ -518,9 +519,9 @@ def _norms(rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """The 2-norms and 4-norms of rows, float32, a few rows at a time."""
     parts = []
     for low in range(0, len(rows), step):
-        square = rows[low : low + step].float().square_()
+        square = rows[low : low + step].float().square()
         total = square.sum(dim=-1)
-        parts.append((total.sqrt_(), square.square_().sum(dim=-1).sqrt_().sqrt_()))
+        parts.append((total.sqrt(), square.square_().sum(dim=-1).sqrt_().sqrt_()))
     if not parts:
         return torch.empty(0), torch.empty(0)
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

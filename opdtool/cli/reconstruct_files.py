@@ -91,7 +91,7 @@ class Files:
         position: Ints,
         tp_rank: int,
         cp_rank: int,
-        columns: slice,
+        columns: slice | Ints,
     ) -> Tensor:
         """[n, v] of recorded logits: for a rank's own slots, in the plan's columns."""
         plan = self.plan
@@ -106,7 +106,9 @@ class Files:
         if recorded.gathered and plan.draft is not None:
             return self.tokens(at, flat, plan.draft[columns])
         first = recorded.starts[shard]
-        return self.tokens(at, flat, slice(columns.start - first, columns.stop - first))
+        if isinstance(columns, slice):
+            return self.tokens(at, flat, slice(columns.start - first, columns.stop - first))
+        return self.tokens(at, flat, columns - first)
 
     def close(self) -> None:
         """Close all files."""

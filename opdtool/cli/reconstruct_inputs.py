@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opdtool.cli.reconstruct_bounds import plan_bound
 from opdtool.cli.reconstruct_find import (
     find_heads,
     find_sharded,
@@ -20,7 +21,7 @@ from opdtool.cli.reconstruct_find import (
 )
 from opdtool.cli.reconstruct_masks import scored_tokens, slot_weights
 from opdtool.cli.reconstruct_plan import HeadAt, Plan, Sharded, TensorAt
-from opdtool.core.compare import ErrorBound, derived_bound, given_bound, stored_precision
+from opdtool.core.compare import stored_precision
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints, as_offsets
@@ -118,7 +119,7 @@ def make_plan(job: ReconstructJob) -> Plan:
         weights, masked = slot_weights(plan, job, source, used)
         plan = replace(plan, weights=weights, masked=masked)
         if job.logprobs is not None:
-            bound = _bound(plan, job, plan.compute)
+            bound = plan_bound(plan, plan.compute, job.rtol, job.atol)
             scored = scored_tokens(plan, job, source, used)
             plan = replace(plan, scored=scored, score_bound=bound)
         check_renames(job.rename, source, _Used(used))
@@ -316,7 +317,9 @@ def _with_logits(
             _check_gathered(plan, reference)
         plan = replace(plan, reference=reference)
         precision = _precision(reference)
-        plan = replace(plan, precision=precision, bound=_bound(plan, job, precision))
+        plan = replace(
+            plan, precision=precision, bound=plan_bound(plan, precision, job.rtol, job.atol)
+        )
     if student is not None:
         if plan.draft is not None and student.width != plan.real:
             student = replace(student, gathered=True)
@@ -383,38 +386,3 @@ def _precision(reference: Sharded) -> torch.dtype:
                 box = (slice(row, row + 1), slice(s, s + 1), slice(0, min(V, SAMPLE_COLUMNS)))
                 parts.append(source.read(at.name, *box).flatten())
     return stored_precision(torch.cat(parts))
-
-
-def _bound(plan: Plan, job: ReconstructJob, precision: torch.dtype) -> ErrorBound:
-    if job.rtol is not None or job.atol is not None:
-        return given_bound(job.rtol, job.atol)
-    behind = (plan.scale is not None) + 3 * (plan.softcap is not None)
-    operand, roundings = operand_rounding(plan)
-    return derived_bound(
-        width=plan.width,
-        reference=precision,
-        roundings=1 + behind,
-        operand=operand,
-        operand_roundings=roundings,
-        scale=plan.scale or 1.0,
-    )
-
-
-def operand_rounding(plan: Plan, *, normed: bool | None = None) -> tuple[torch.dtype | None, int]:
-    """What the hidden states may be rounded to on the way to the product, and how often.
-
-    A norm rounds here and, once or twice, in the model; so does a cast to a narrower head.
-    """
-    if plan.kind == "logits":
-        return None, 0
-    if normed is None:
-        normed = any(head.norm is not None for head in plan.heads.values())
-    stored, compute = plan.payload.dtype, plan.compute
-    casts = torch.promote_types(stored, compute) != compute or any(
-        torch.promote_types(head.weight.dtype, compute) != compute for head in plan.heads.values()
-    )
-    eps = [torch.finfo(stored).eps] * normed + [torch.finfo(compute).eps] * casts
-    if not eps:
-        return None, 0
-    widest = stored if normed and torch.finfo(stored).eps == max(eps) else compute
-    return widest, 3 * normed + casts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from opdtool.checks import teacher as checks
+from opdtool.checks.faults_teacher import diagnose
 from opdtool.cli.progress import progress
 from opdtool.cli.reconstruct_engine import RankResult, run_rank
+from opdtool.cli.reconstruct_evidence import FileEvidence
 from opdtool.cli.reconstruct_files import Files
 from opdtool.cli.reconstruct_find import shard_sizes
 from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
-from opdtool.cli.reconstruct_merge import merge_ranks
+from opdtool.cli.reconstruct_merge import Part, compared, merge_ranks
 from opdtool.cli.reconstruct_plan import Plan, TensorAt
 from opdtool.cli.reconstruct_report import make_report
 from opdtool.core.rebuild import Variant
@@ -48,8 +50,28 @@ def run(job: ReconstructJob) -> Report:
             results = _rebuild(ranks, job, plan, hashes)
             identity = _identity(manifest, hashes)
         parts = merge_ranks(results)
-        diagnosis: tuple[Diagnosis, ...] = ()
+        diagnosis = _diagnosis(ranks, plan, parts)
         return make_report(job, plan, parts, identity, diagnosis)
+
+
+def _diagnosis(ranks: Ranks, plan: Plan, parts: Sequence[Part]) -> tuple[Diagnosis, ...]:
+    """The known faults that the reference shows."""
+    found = compared(plan, parts)
+    if plan.reference is None or found is None:
+        return ()
+    sums: dict[int, torch.Tensor] = {}
+    for part in parts:
+        comparison = part.result.comparison
+        if comparison is not None:
+            by_slot = sums.setdefault(part.cp_rank, torch.zeros(plan.layout.local_total))
+            by_slot[torch.from_numpy(part.result.slots)] = comparison.rebuilt.log_sum_exp
+
+    def confirm(variant: Variant) -> bool:
+        needed = sums if variant.log_probs else {}
+        return all(ranks.run_together(try_ranks, plan, variant, needed))
+
+    with Files(plan) as files:
+        return diagnose(FileEvidence(files, plan, parts, found, confirm))
 
 
 def _rebuild(
@@ -104,7 +126,6 @@ def try_ranks(
     topology: Topology, plan: Plan, variant: Variant, sums: Mapping[int, torch.Tensor]
 ) -> bool:
     """Whether what a fault would have made is what these ranks' reference holds."""
-    judged = 0
     with Files(plan) as files:
         for cp_rank in topology.cp_ranks:
             for tp_rank in topology.tp_ranks:
@@ -121,7 +142,6 @@ def try_ranks(
                 )
                 if result.comparison is None or result.comparison.mismatches:
                     return False
-                judged += result.comparison.total
     return True
 
 
@@ -223,13 +243,15 @@ def _tensor_hash(at: TensorAt) -> str:
 
 
 def _manifest(job: ReconstructJob) -> Manifest | None:
-    """The manifest beside a reference that this command wrote."""
+    """The manifest of a reference that this command wrote."""
     for path in job.reference:
         directory = path if path.is_dir() else path.parent
-        if has_manifest(directory):
-            manifest = read_manifest(directory)
-            if manifest.kind == "reconstruct":
-                return manifest
+        if not has_manifest(directory):
+            continue
+        manifest = read_manifest(directory)
+        listed = path.is_dir() or path.name in {file.name for file in manifest.files}
+        if manifest.kind == "reconstruct" and listed:
+            return manifest
     return None
 
 

@@ -1,0 +1,114 @@
+"""What a diagnosis of teacher logits may ask for: small samples, and a confirmation of the whole.
+
+Legend: n sampled positions, m sampled columns; a *unit* is a row of the batch or a segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from opdtool.core.rebuild import Norm, Variant
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of the comparison that failed (or passed)."""
+
+    units: int
+    routes: tuple[int, ...]
+    heads: tuple[int, ...]
+    vocabulary: int
+    width: int
+    columns: int
+    """Columns that were compared."""
+    reference_columns: int
+    tp_size: int
+    cp_size: int
+    packed: bool
+    sharded_by_cp: bool
+    uneven: bool
+    normed: bool
+    """Whether a norm was asked for."""
+    beside: bool
+    """Whether every head has a norm beside it."""
+    mismatches: int
+    equal: bool
+    coarser: bool
+    """Whether the reference holds less precision than the logits are rebuilt in."""
+    precision: str
+    relative: float
+    accumulation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spots:
+    """Sampled positions of the reference: where each is stored, and what it is. int64 [n]."""
+
+    cp_rank: Ints
+    slot: Ints
+    unit: Ints
+    position: Ints
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    def take(self, some: Ints) -> Spots:
+        """Some of them."""
+        return Spots(
+            cp_rank=self.cp_rank[some],
+            slot=self.slot[some],
+            unit=self.unit[some],
+            position=self.position[some],
+        )
+
+
+class Evidence(Protocol):
+    """Sampled access to both sides of a comparison."""
+
+    @property
+    def facts(self) -> Facts:
+        """What is known already."""
+
+    def spots(self, wrong: int, any_: int) -> Spots:
+        """Positions: up to ``wrong`` that mismatch, worst ones first, and ``any_`` of all."""
+
+    def unit_spots(self, limit: int) -> Spots:
+        """One position of each unit (of ``limit`` of them, evenly chosen)."""
+
+    def wrong_columns(self) -> Ints:
+        """Columns of the first mismatches."""
+
+    def length(self, unit: int) -> int:
+        """Stored positions of a unit."""
+
+    def recorded(self, spots: Spots, columns: Ints) -> Tensor:
+        """The reference at spots and columns, float32 [n, m]."""
+
+    def rebuilt(
+        self, unit: Ints, position: Ints, head: Ints, columns: Ints, *, norm: Norm = "asked"
+    ) -> tuple[Tensor, Tensor]:
+        """Rebuilt logits at tokens, each through a given head, and their bounds' absolute part:
+        what the product may be off by. Float32 [n, m] each."""
+
+    def variant(self, spots: Spots, columns: Ints, variant: Variant) -> tuple[Tensor, Tensor]:
+        """What a fault would have made at spots and columns, float32 [n, m], NaN where it is
+        not judged; and how far the reference may be from it."""
+
+    def hidden(self, spots: Spots) -> Tensor:
+        """The payload's hidden states at spots, float32 [n, H]."""
+
+    def norm_weight(self, head: int) -> Tensor:
+        """The weight that the norm beside a head multiplies by, float32 [H]."""
+
+    def log_sum_exp(self, spots: Spots) -> Tensor:
+        """Of the rebuilt logits, float32 [n]."""
+
+    def confirm(self, variant: Variant) -> bool:
+        """Whether the whole reference is what the variant makes, wherever it is judged."""
