@@ -82,12 +82,12 @@ def trained(
         lengths: [R] real tokens.
         width: S.
     """
-    if token_mask is None:
-        keep = torch.ones(len(lengths), width, dtype=torch.bool)
-    else:
-        keep = token_mask != 0
+    # numpy compares several times faster than torch does on a CPU, but for the cast to bool.
+    shape = (len(lengths), width)
+    keep = np.ones(shape, bool) if token_mask is None else token_mask.to(torch.bool).numpy()
     if sample_mask is not None:
-        keep &= (sample_mask != 0)[:, None]
+        keep = keep & (sample_mask != 0).numpy()[:, None]
     if bool((lengths < width).any()):
-        keep &= torch.arange(width) < lengths[:, None]
-    return keep
+        real = np.arange(width, dtype=np.int32) < lengths.to(torch.int32).numpy()[:, None]
+        keep = keep & real
+    return torch.from_numpy(keep)
