@@ -33,8 +33,10 @@ def concise(report: Report, *, color: bool = False) -> str:
 def _finding(finding: Finding) -> Line:
     line = Line().add(finding.status, STYLES[finding.status]).add(f" {label(finding)}: ")
     line.add(one_line(finding.message))
-    details = [wrong_of(finding)] if finding.mismatches else []
-    # Many a message gives the first place itself.
+    # Many a message gives the count and the first place itself.
+    details = []
+    if finding.mismatches and f"{finding.mismatches:,} of" not in finding.message:
+        details.append(wrong_of(finding))
     if "first" not in finding.message:
         details += [f"first at {place_text(place)}" for place in finding.first[:1]]
     return line.add(f" [{'; '.join(details)}]") if details else line
