@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from opdtool import __version__
 from opdtool.core.errors import InputError
+from opdtool.io.background import workers
 from opdtool.io.hashing import InputHasher, hash_inputs, sha256_file, sha256_tensor
 from opdtool.io.manifest import ManifestInput, has_manifest, make_manifest, read_manifest
 from opdtool.io.outdir import OutputDir
@@ -236,3 +238,15 @@ def test_the_hash_of_a_tensor_is_that_of_its_bytes(tmp_path: Path) -> None:
     save_tensors(tmp_path / "a.safetensors", {"x": tensor})
     with open_tensors(tmp_path / "a.safetensors") as source:
         assert sha256_tensor(source, "x") == hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+
+
+def test_what_is_hashed_is_what_was_there_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    (tmp_path / "b").write_bytes(b"new")
+    gate = threading.Event()
+    for _ in range(2):
+        workers().submit(gate.wait, 60)  # both threads are busy until the files are moved
+    hasher = InputHasher([tmp_path / "a"])
+    os.replace(tmp_path / "b", tmp_path / "a")
+    gate.set()
+    assert hasher.result()[0].sha256 == hashlib.sha256(b"old").hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import random
 import shlex
@@ -168,6 +170,53 @@ def test_a_name_that_leads_elsewhere_is_a_mistake_of_the_caller(tmp_path: Path) 
         for name in ("../x", "a/b", "", ".."):
             with pytest.raises(ValueError, match="no plain file name"):
                 out.save_tensors(name, {"x": torch.ones(1)})
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_of_many_processes_at_once_one_wins_and_nothing_mixes(force: bool, tmp_path: Path) -> None:
+    for turn in range(10):
+        path = tmp_path / str(turn)
+        gate, opener = os.pipe()
+        children = []
+        for number in range(6):
+            child = os.fork()
+            if child == 0:
+                status = 3
+                try:
+                    os.close(opener)
+                    os.read(gate, 1)  # all start together, when the pipe is closed
+                    build(path, float(number), force=force)
+                    status = 0
+                except InputError:
+                    status = 2
+                finally:
+                    os._exit(status)
+            children.append(child)
+        os.close(gate)
+        os.close(opener)
+        ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert set(ended) <= {0, 2}
+        assert ended.count(0) >= 1 if force else ended.count(0) == 1
+        assert ended[int(held(path))] == 0
+    assert listing(tmp_path) == sorted(str(turn) for turn in range(10))
+
+
+def test_without_locks_the_last_step_still_lets_one_run_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    (tmp_path / ".out.tmp-1-live").mkdir()  # it may be a living run's: it is left alone
+    with (  # noqa: PT012
+        pytest.raises(InputError, match="appeared"),
+        OutputDir(tmp_path / "out") as out,
+    ):
+        build(tmp_path / "out", 2.0)
+        out.finish(manifest(out))
+    assert held(tmp_path / "out") == 2.0
+    assert listing(tmp_path) == [".out.tmp-1-live", "out"]
 
 
 def _child(path: Path, turns: int) -> int:
