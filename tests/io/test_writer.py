@@ -284,3 +284,11 @@ def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     text = json.dumps({"a": "é"}, ensure_ascii=False) + "\n"
     write_text_atomic(tmp_path / "a.json", text, force=False)
     assert (tmp_path / "a.json").read_bytes() == text.encode()
+
+
+def test_what_is_left_zero_counts_as_written_and_reads_as_zeros(tmp_path: Path) -> None:
+    with TensorFileWriter(tmp_path / "a", [TensorSpec("x", "I32", (2, 3))]) as writer:
+        assert writer.shape("x") == (2, 3)
+        writer.write("x", torch.full((1, 3), 7, dtype=torch.int32), 1)
+        writer.leave_zero("x", 3)
+    assert load_file(tmp_path / "a")["x"].tolist() == [[0, 0, 0], [7, 7, 7]]
