@@ -18,6 +18,7 @@ BASE = 6364136223846793005
 MOST_ORDERED = 1 << 22
 MOST_COMPARED = 1024
 MOST_STEPS = 20_000
+MOST_FOUND = 16
 MOST_SLOTS = 1 << 24
 """No search for an order of rows in longer segments than this."""
 
@@ -76,16 +77,17 @@ def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
     alone = replace(filled, route=replace(filled.route, placement=placed(apart)))
     expected = _columns(_bits(case, case.values(alone, slots)), cp)
     there = _columns(_bits(case, case.slots.read(0, case.slots.total)), cp)
-    order = order_segments(there, expected, padded // cp)
-    if order is None:
-        return None
-    layout = with_tail(case, case.lengths[order], padded[order], case.rows[order])
-    if layout is None:
-        return None
-    return Built(
-        filled=placed_by(filled, placed(layout)),
-        note=f"the segments hold rows {name_order(case.rows[order])}",
-    )
+    fits: list[Built] = []
+    for order in order_segments(there, expected, padded // cp):
+        layout = with_tail(case, case.lengths[order], padded[order], case.rows[order])
+        if layout is None:
+            continue
+        made = placed_by(filled, placed(layout))
+        everywhere = np.arange(case.slots.total, dtype=np.int64)
+        if case.agrees(made, everywhere, case.slots.take(everywhere)).all():
+            note = f"the segments hold rows {name_order(case.rows[order])}"
+            fits.append(Built(filled=made, note=note))
+    return fits[0] if len(fits) == 1 else None
 
 
 def with_tail(case: PackCase, lengths: Ints, padded: Ints, rows: Ints) -> PackedLayout | None:
@@ -115,8 +117,9 @@ def _columns(bits: Ints, cp: int) -> Ints:
     return mixed
 
 
-def order_segments(there: Ints, expected: Ints, sizes: Ints) -> Ints | None:
-    """The only order of segments that makes ``there`` begin as it does, if not 0, 1, 2...
+def order_segments(there: Ints, expected: Ints, sizes: Ints) -> list[Ints]:
+    """Every order of segments, but 0, 1, 2..., that makes ``there`` begin as it does; none
+    where two segments are the same, or there are too many.
 
     ``expected`` holds the segments one after the other, of ``sizes`` each. The last one in
     the order may be followed, and so cut, in another way: it is what is left.
@@ -130,13 +133,13 @@ def order_segments(there: Ints, expected: Ints, sizes: Ints) -> Ints | None:
     ]
     place = {key: i for i, key in enumerate(keys)}
     if len(place) != len(keys):
-        return None  # two rows that are the same: the order is not the only one
+        return []
     prefix = np.concatenate([[0], np.cumsum(there * powers[: len(there)])])
     widths = sorted({int(size) for size in sizes})
     found: list[list[int]] = []
     steps = MOST_STEPS
     stack: list[tuple[int, list[int]]] = [(0, [])]
-    while stack and steps and len(found) < 2:
+    while stack and steps and len(found) <= MOST_FOUND:
         steps -= 1
         at, chosen = stack.pop()
         if len(chosen) == len(sizes) - 1:
@@ -149,9 +152,9 @@ def order_segments(there: Ints, expected: Ints, sizes: Ints) -> Ints | None:
             row = place.get(key)
             if row is not None and row not in chosen:
                 stack.append((at + width, [*chosen, row]))
-    if len(found) != 1 or stack or found[0] == list(range(len(sizes))):
-        return None
-    return np.asarray(found[0], dtype=np.int64)
+    if stack:
+        return []
+    return [np.asarray(o, dtype=np.int64) for o in found if o != list(range(len(sizes)))]
 
 
 def _scaled(sums: Ints, start: int, stop: int, powers: Ints) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from opdtool.checks.hypotheses import MaskCase, close
+from opdtool.checks.masks_sample import sample_slots
 from opdtool.checks.recipes import Bools, Cut, Ints, find_segments, uncut
 from opdtool.checks.recipes_values import Floats, as_numbers
 from opdtool.core.errors import InputError
@@ -94,7 +95,7 @@ def scan_mask(case: MaskCase) -> MaskScan:
     scan.range = _out_of_range(scan)
     case.mismatches = scan.values.count
     if case.mismatches:
-        case.sample = sample_slots(case, scan)
+        case.sample = sample_slots(case.slots.total, scan.wrong)
     return scan
 
 
@@ -276,18 +277,3 @@ def _scan_alone(case: MaskCase, scan: MaskScan) -> None:
         scan.all_one &= bool((values == 1).all())
         bad = np.flatnonzero(~np.isfinite(values))
         scan.finite.add(start + bad, np.zeros(len(bad)), values[bad])
-
-
-def sample_slots(case: MaskCase, scan: MaskScan, count: int = 2048) -> Ints:
-    """Dump slots on which faults are screened: mismatches, their neighbours, others."""
-    rng = np.random.default_rng(5)
-    wrong = np.concatenate(scan.wrong)
-    if len(wrong) > count:
-        wrong = rng.choice(wrong, count, replace=False)
-    near = np.concatenate([wrong[:512] - 1, wrong[:512] + 1])
-    total = case.slots.total
-    if total <= 2 * count:
-        return np.arange(total, dtype=np.int64)
-    other = rng.integers(total, size=count, dtype=np.int64)
-    slots = np.unique(np.concatenate([wrong, near, other]))
-    return slots[(slots >= 0) & (slots < total)]

@@ -75,11 +75,24 @@ def check_pack(
     outcome.findings += dumped.known
     if len(set(dumped.sizes)) > 1:
         return Checked(name=dumped.name, outcome=_uneven(outcome, dumped), pack=None)
+    pack = check_mask(dumped, outcome, batch.width, weights, geometry)
+    outcome.settle(pack.case.layout is not None and pack.case.mismatches == 0)
+    return Checked(name=dumped.name, outcome=outcome, pack=pack)
+
+
+def check_mask(
+    dumped: DumpedMask,
+    outcome: LayoutOutcome,
+    width: int,
+    weights: MaskWeights,
+    geometry: PackGeometry,
+) -> MaskPack:
+    """Check one pack's mask by the layout that its offsets gave."""
     case = MaskCase(
         slots=Slots(pieces=dumped.pieces, sizes=dumped.sizes, decode=as_numbers),
         rows=outcome.rows,
         lengths=outcome.lengths,
-        width=batch.width,
+        width=width,
         layout=outcome.layout,
         geometry=geometry,
         whole=dumped.whole or geometry.cp_size == 1,
@@ -88,10 +101,7 @@ def check_pack(
         shift=dumped.shift,
         atol=dumped.atol,
     )
-    scan = scan_mask(case)
-    outcome.settle(case.layout is not None and case.mismatches == 0)
-    pack = MaskPack(name=dumped.name, case=case, scan=scan)
-    return Checked(name=dumped.name, outcome=outcome, pack=pack)
+    return MaskPack(name=dumped.name, case=case, scan=scan_mask(case))
 
 
 def _uneven(outcome: LayoutOutcome, dumped: DumpedMask) -> LayoutOutcome:

@@ -42,13 +42,16 @@ def as_numbers(values: Tensor) -> Values:
     return values.to(torch.float32).numpy()
 
 
-def as_keys(values: Tensor) -> Values:
-    """One int64 a token [n, ...] -> [n], equal where all bits of the token are (0.0 and -0.0
-    are one). Tokens with further dimensions are hashed."""
+def as_keys(values: Tensor, wide: bool = False) -> Values:
+    """One int64 a token [n, ...] -> [n], equal where the token is (0.0 and -0.0 are one, and
+    every NaN is itself). Tokens with further dimensions are hashed.
+
+    Floats are compared as float32, or with ``wide`` as float64, which hold every narrower
+    dtype exactly.
+    """
     if values.is_floating_point():
-        values = values + 0.0 if values.dtype.itemsize > 1 else values
-        width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        values = values.contiguous().view(width[values.dtype.itemsize])
+        values = values.to(torch.float64 if wide else torch.float32) + 0.0
+        values = values.contiguous().view(torch.int64 if wide else torch.int32)
     bits = values.to(torch.int64).numpy()
     if bits.ndim == 1:
         return bits

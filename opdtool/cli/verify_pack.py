@@ -1,0 +1,108 @@
+"""``opdtool verify-pack``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opdtool.cli.geometry import GeometryOptions
+from opdtool.cli.options import (
+    CpOption,
+    DeviceOption,
+    ExitZeroOption,
+    Format,
+    FormatOption,
+    Fp8Option,
+    MaxMemoryOption,
+    PadMultipleOption,
+    PadPackedMultipleOption,
+    PadPackedToOption,
+    QuietOption,
+    RenameOption,
+    ReportOption,
+    RowAlignedOption,
+    SequenceParallelOption,
+    TailOption,
+    TpOption,
+    parse_renames,
+    parse_size,
+)
+from opdtool.findings import Report
+
+
+def command(
+    dump: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR_OR_FILES...",
+            help="A directory of packs, or one file a context-parallel rank.",
+        ),
+    ],
+    batch: Annotated[
+        list[Path],
+        typer.Option("--batch", help="The padded batch it was made from. Repeatable."),
+    ],
+    cp: CpOption = None,
+    tp: TpOption = None,
+    sequence_parallel: SequenceParallelOption = None,
+    pad_multiple: PadMultipleOption = None,
+    fp8: Fp8Option = None,
+    pad_packed_multiple: PadPackedMultipleOption = None,
+    pad_packed_to: PadPackedToOption = None,
+    tail: TailOption = None,
+    rename: RenameOption = [],  # noqa: B006
+    row_aligned: RowAlignedOption = [],  # noqa: B006
+    device: DeviceOption = "auto",
+    max_memory: MaxMemoryOption = "1GiB",
+    format: FormatOption = Format.FULL,
+    report: ReportOption = [],  # noqa: B006
+    exit_zero: ExitZeroOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check a pack made by anyone against its batch."""
+    from opdtool.cli.emit import Output, emit
+
+    told = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
+    options = GeometryOptions(
+        cp=cp,
+        tp=tp,
+        sequence_parallel=sequence_parallel,
+        pad_multiple=pad_multiple,
+        fp8=fp8 and fp8.value,
+        pad_packed_multiple=pad_packed_multiple,
+        pad_packed_to=pad_packed_to,
+        tail=tail and tail.value,
+    )
+    parse_size(max_memory)
+    job = VerifyPackJob(
+        dump=tuple(dump),
+        batch=tuple(batch),
+        geometry=options,
+        rename=parse_renames(rename),
+        row_aligned=tuple(row_aligned),
+        device=device,
+    )
+    emit(run(job), told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyPackJob:
+    """All that ``opdtool verify-pack`` was asked to do."""
+
+    dump: Sequence[Path]
+    batch: Sequence[Path]
+    geometry: GeometryOptions = field(default_factory=GeometryOptions)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    row_aligned: Sequence[str] = ()
+    device: str = "auto"
+
+
+def run(job: VerifyPackJob) -> Report:
+    """Verify the pack; returns the report."""
+    from opdtool.cli.verify_pack_run import verify
+
+    return verify(job)

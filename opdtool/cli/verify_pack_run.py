@@ -1,0 +1,379 @@
+"""What ``opdtool verify-pack`` does: read each pack, check its layout and tensors, diagnose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opdtool.checks.content import (
+    IGNORED,
+    ContentCase,
+    Kind,
+    common_fill,
+    scan_content,
+)
+from opdtool.checks.content_verdict import (
+    ContentPack,
+    content_findings,
+    covered,
+    diagnose_packs,
+)
+from opdtool.checks.hypotheses import MaskWeights
+from opdtool.checks.layout import LayoutOutcome, PackVectors, check_layout
+from opdtool.checks.masks import Count, neighbours
+from opdtool.checks.masks_findings import MaskFindings, MaskPack
+from opdtool.checks.masks_sample import sample_slots
+from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
+from opdtool.checks.recipes_values import Cells, Slots, as_keys
+from opdtool.checks.registry import check_name
+from opdtool.cli.geometry import pack_geometry
+from opdtool.cli.verify_mask_run import is_whole, mask_weights, read_vectors
+from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
+from opdtool.core.errors import InputError
+from opdtool.core.layout import PackGeometry
+from opdtool.findings import Finding, Report, Status
+from opdtool.io.batch import Batch, open_batch
+from opdtool.io.tensors import TensorInfo, check_renames
+
+if TYPE_CHECKING:
+    from opdtool.cli.verify_pack import VerifyPackJob
+
+DERIVED: Mapping[str, Kind] = {
+    "input_ids": "tokens",
+    "target_ids": "targets",
+    "position_ids": "positions",
+}
+MASK = "draft_token_mask"
+NOT_CONTENT = (MASK, "cu_seqlens", "cu_seqlens_padded", "sequence_index", "input_lengths")
+
+
+@dataclass(slots=True, kw_only=True)
+class PackRun:
+    """The work on one dump: what is read from, and what was found so far."""
+
+    files: DumpFiles
+    batch: Batch
+    geometry: PackGeometry
+    weights: MaskWeights | None
+    outcomes: list[tuple[str, LayoutOutcome]] = field(default_factory=list)
+    tensors: dict[str, list[ContentPack]] = field(default_factory=dict)
+    masks: list[MaskPack] = field(default_factory=list)
+    loose: dict[str, list[Finding]] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+
+    def note(self, pack: str, code: str, status: Status, message: str, tensor: str) -> None:
+        """A finding on one pack that is merged with those of the others."""
+        finding = Finding(
+            code=code, name=check_name(code), status=status, message=message, tensor=tensor
+        )
+        self.loose.setdefault(pack, []).append(finding)
+
+
+def verify(job: VerifyPackJob) -> Report:
+    """The report on a pack.
+
+    Raises:
+        InputError: files, names or shapes that are not what the command needs.
+    """
+    groups = group_dump(job.dump, job.geometry.cp)
+    resolved = replace(job.geometry, cp=groups.cp).resolve(groups.recorded)
+    files = DumpFiles(job.rename)
+    with (
+        open_batch(
+            job.batch, rename=job.rename, row_aligned=job.row_aligned, strict_rename=False
+        ) as batch,
+        closing(files),
+    ):
+        run = PackRun(
+            files=files,
+            batch=batch,
+            geometry=pack_geometry(resolved),
+            weights=mask_weights(batch) if "token_mask" in batch.token_aligned else None,
+        )
+        for pack in groups.packs:
+            check_pack(run, pack)
+        check_renames(job.rename, batch, files)
+        return _report(job, run)
+
+
+def _report(job: VerifyPackJob, run: PackRun) -> Report:
+    findings = merge_findings(
+        [(name, [*outcome.findings, *run.loose.get(name, [])]) for name, outcome in run.outcomes]
+    )
+    for packs in run.tensors.values():
+        findings += content_findings(packs)
+    if run.masks:
+        values = MaskFindings(packs=run.masks, tensor=MASK)
+        findings += values.all()
+    findings.append(covered(run.outcomes, run.batch.lengths.tolist()))
+    findings.sort(key=lambda finding: finding.code)
+    slots = sum(_slots_of(run, name) for name, _ in run.outcomes)
+    notes = [f"not in the batch, so not checked: {', '.join(sorted(run.unknown))}"]
+    return Report(
+        command="verify-pack",
+        geometry={
+            "tp": run.geometry.tp_size,
+            "cp": run.geometry.cp_size,
+            "sequences": sum(len(outcome.rows) for _, outcome in run.outcomes),
+            "packed_tokens": slots,
+        },
+        findings=tuple(findings),
+        diagnosis=diagnose_packs([outcome for _, outcome in run.outcomes], run.tensors, run.masks),
+        stats={"packs": len(run.outcomes), "rows": run.batch.rows},
+        notes=tuple(notes if run.unknown else ()),
+        inputs=tuple(path.name for path in job.dump),
+    )
+
+
+def _slots_of(run: PackRun, name: str) -> int:
+    for packs in run.tensors.values():
+        for pack in packs:
+            if pack.name == name:
+                return pack.case.slots.total
+    return next((pack.case.slots.total for pack in run.masks if pack.name == name), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A packed tensor's shape in one file: its slots, and the dimensions of a token."""
+
+    slots: int
+    token: tuple[int, ...]
+    leading: bool
+
+    @classmethod
+    def of(cls, info: TensorInfo, token: tuple[int, ...]) -> Packed | None:
+        """Shape [1,T,...] or [T,...] with tokens of this shape; None for any other."""
+        shape = info.shape
+        if shape[:1] == (1,) and shape[2:] == token and len(shape) >= 2:
+            return cls(slots=shape[1], token=token, leading=True)
+        if shape and shape[1:] == token:
+            return cls(slots=shape[0], token=token, leading=False)
+        if not token and len(shape) == 2 and shape[1] == 1:
+            return cls(slots=shape[0], token=(), leading=False)
+        return None
+
+
+def check_pack(run: PackRun, pack: DumpPack) -> None:
+    """All checks of one pack.
+
+    Raises:
+        InputError: it holds no packed tensor of the batch's.
+    """
+    shapes = _packed_tensors(run, pack)
+    if not shapes:
+        raise InputError(
+            f"{pack.files[0]}: holds no packed tensor of the batch's; expected input_ids, "
+            "target_ids or position_ids [1,T/CP]"
+        )
+    first = next(iter(shapes))
+    sizes = [shape.slots for shape in shapes[first]]
+    vectors, agree = read_vectors(pack, run.files)
+    whole = is_whole(pack, sizes, vectors, run.batch, run.geometry)
+    outcome = check_layout(
+        PackVectors(
+            **vectors,
+            lengths=run.batch.lengths,
+            geometry=run.geometry,
+            slots=sum(sizes),
+            whole=whole,
+        )
+    )
+    outcome.findings += agree
+    run.outcomes.append((pack.name, outcome))
+    if len(set(sizes)) > 1:
+        outcome.layout = None
+    good = True
+    own_ids: Slots | None = None
+    for name, shape in shapes.items():
+        found = [each.slots for each in shape]
+        if found != sizes or len(set(found)) > 1:
+            message = f"{found} slots a rank; {first} has {sizes}"
+            run.note(pack.name, "OPD207", "fail", message, name)
+            continue
+        run.note(pack.name, "OPD207", "pass", f"{sum(sizes)} slots", name)
+        if name == MASK:
+            good &= _check_mask(run, pack, outcome, shape, whole)
+            continue
+        content = _check_tensor(run, pack, outcome, name, shape, whole, own_ids)
+        if name == "input_ids":
+            own_ids = content.case.slots
+        good &= content.case.mismatches == 0
+    good &= _check_rows(run, pack, outcome)
+    outcome.settle(good and outcome.layout is not None)
+
+
+def _packed_tensors(run: PackRun, pack: DumpPack) -> dict[str, list[Packed]]:
+    """The pack's tensors that can be compared with the batch, input_ids first, with their
+    shapes in every rank's file."""
+    source, batch = run.files.source(pack.files[0]), run.batch
+    names = [name for name in DERIVED if name in source]
+    if run.weights is not None and MASK in source:
+        names.append(MASK)
+    names += [
+        name
+        for name in source.names()
+        if name in batch.token_aligned and name not in DERIVED and name not in NOT_CONTENT
+    ]
+    if "input_ids" not in batch.token_aligned:
+        names = [name for name in names if name not in ("input_ids", "target_ids")]
+    known = {*names, *NOT_CONTENT, *batch.row_aligned}
+    run.unknown |= {name for name in source.names() if name not in known}
+    shapes: dict[str, list[Packed]] = {}
+    for name in names:
+        token = () if name in DERIVED or name == MASK else batch.info(name).shape[2:]
+        found = [_shape(run, path, name, token) for path in pack.files]
+        shapes[name] = found
+    return shapes
+
+
+def _shape(run: PackRun, path: Path, name: str, token: tuple[int, ...]) -> Packed:
+    info = run.files.source(path).require(name)
+    packed = Packed.of(info, token)
+    if packed is None:
+        extra = "".join(f",{size}" for size in token)
+        raise InputError(
+            f"{path}: {name} has shape {list(info.shape)}; expected [1,T{extra}] or [T{extra}]"
+        )
+    return packed
+
+
+def _reader(files: DumpFiles, path: Path, name: str, shape: Packed) -> Callable[[int, int], Tensor]:
+    """Reads local slots [start, stop) of a tensor as [n, ...]."""
+
+    def read(start: int, stop: int) -> Tensor:
+        source = files.source(path)
+        if shape.leading:
+            return source.read(name, slice(0, 1), slice(start, stop))[0]
+        return source.read(name, slice(start, stop)).reshape(stop - start, *shape.token)
+
+    return read
+
+
+def _check_mask(
+    run: PackRun, pack: DumpPack, outcome: LayoutOutcome, shape: list[Packed], whole: bool
+) -> bool:
+    assert run.weights is not None
+    dumped = DumpedMask(
+        name=pack.name,
+        tensor=MASK,
+        pieces=[
+            _reader(run.files, path, MASK, each)
+            for path, each in zip(pack.files, shape, strict=True)
+        ],
+        sizes=[each.slots for each in shape],
+        vectors={},
+        whole=whole,
+    )
+    found = check_mask(dumped, outcome, run.batch.width, run.weights, run.geometry)
+    run.masks.append(found)
+    return found.case.mismatches == 0
+
+
+def _check_tensor(
+    run: PackRun,
+    pack: DumpPack,
+    outcome: LayoutOutcome,
+    name: str,
+    shape: list[Packed],
+    whole: bool,
+    own_ids: Slots | None,
+) -> ContentPack:
+    kind = DERIVED.get(name, "strict")
+    source = "input_ids" if kind == "targets" else name
+    size = prod(shape[0].token)
+    stored = {run.files.source(path).info(name).dtype for path in pack.files}
+    batch_has = kind != "positions"
+    wide = "F64" in stored or (batch_has and run.batch.info(source).dtype == "F64")
+    decode = partial(as_keys, wide=wide)
+    case = ContentCase(
+        slots=Slots(
+            pieces=[
+                _reader(run.files, path, name, each)
+                for path, each in zip(pack.files, shape, strict=True)
+            ],
+            sizes=[each.slots for each in shape],
+            decode=decode,
+            token_size=size,
+        ),
+        rows=outcome.rows,
+        lengths=outcome.lengths,
+        width=run.batch.width,
+        layout=outcome.layout,
+        geometry=run.geometry,
+        whole=whole or run.geometry.cp_size == 1,
+        dump_lengths=outcome.dump_lengths,
+        kind=kind,
+        cells=Cells(
+            batch=run.batch,
+            name=source,
+            width=run.batch.width,
+            decode=decode,
+            token_size=size,
+        )
+        if batch_has
+        else None,
+        own_ids=own_ids,
+    )
+    fill = common_fill(case)
+    known = {0, IGNORED} if kind == "targets" else {0}
+    case.neutral = tuple(known | ({fill} if fill is not None and kind != "strict" else set()))
+    scan = scan_content(
+        case, (lambda rows: run.batch.read(source, rows)) if batch_has else None, size
+    )
+    if case.mismatches:
+        case.sample = sample_slots(case.slots.total, scan.wrong)
+    found = ContentPack(name=pack.name, tensor=name, case=case, scan=scan, hashed=size > 1)
+    floats = batch_has and run.batch.info(source).torch_dtype.is_floating_point
+    if floats and size == 1:
+        _as_floats(scan.values, wide)
+        _as_floats(scan.padding, wide)
+    run.tensors.setdefault(name, []).append(found)
+    return found
+
+
+def _as_floats(count: Count, wide: bool) -> None:
+    """Places' keys turned back into the floats that they stand for."""
+
+    def value(key: float) -> float:
+        bits = np.array([key], dtype=np.int64)
+        if wide:
+            return float(bits.view(np.float64)[0])
+        return float(bits.astype(np.int32).view(np.float32)[0])
+
+    count.first = [(slot, value(want), value(have)) for slot, want, have in count.first]
+
+
+def _check_rows(run: PackRun, pack: DumpPack, outcome: LayoutOutcome) -> bool:
+    """Tensors with one entry a row, which go by sequence_index."""
+    good = True
+    for name in run.batch.row_aligned:
+        for path in pack.files:
+            found = run.files.maybe(path, name)
+            if found is None:
+                continue
+            expected = run.batch.read(name, neighbours(outcome.rows))
+            same = found.shape == expected.shape and bool(
+                torch.equal(found.to(expected.dtype), expected)
+            )
+            if not same:
+                good = False
+                message = f"{path.name}: differs from the batch's rows in sequence_index order"
+                run.note(pack.name, "OPD205", "fail", message, name)
+                break
+        else:
+            if any(name in run.files.source(path) for path in pack.files):
+                run.note(pack.name, "OPD205", "pass", "in sequence_index order", name)
+    return good
+
+
+__all__: Sequence[str] = ("verify",)
