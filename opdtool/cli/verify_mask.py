@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,16 +23,23 @@ from opdtool.cli.options import (
     PadPackedMultipleOption,
     PadPackedToOption,
     QuietOption,
+    Ranks,
+    RanksOption,
     RenameOption,
     ReportOption,
     SequenceParallelOption,
     TailOption,
+    TimeoutOption,
     TpOption,
     parse_renames,
     parse_size,
 )
+from opdtool.cli.ranked import dump_sizes
 from opdtool.core.errors import InputError
 from opdtool.findings import Report
+
+if TYPE_CHECKING:
+    from opdtool.ranks.launch import Ranks as World
 
 
 class Convention(StrEnum):
@@ -77,6 +84,8 @@ def command(
     pad_packed_to: PadPackedToOption = None,
     tail: TailOption = None,
     rename: RenameOption = [],  # noqa: B006
+    ranks: RanksOption = Ranks.SIMULATED,
+    timeout: TimeoutOption = 300.0,
     device: DeviceOption = "auto",
     max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
@@ -86,6 +95,7 @@ def command(
 ) -> None:
     """Check a draft-loss mask from any framework, and name the mistake in it."""
     from opdtool.cli.emit import Output, emit
+    from opdtool.ranks.launch import open_ranks
 
     told = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
     options = GeometryOptions(
@@ -114,7 +124,11 @@ def command(
         rename=parse_renames(rename),
         device=device,
     )
-    emit(run(job), told)
+    tp_size, cp_size = dump_sizes(dump, tp, cp)
+    with open_ranks(
+        ranks.value, tp_size=tp_size, cp_size=cp_size, timeout=timeout, device=device
+    ) as world:
+        emit(run(job, world), told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +146,8 @@ class VerifyMaskJob:
     device: str = "auto"
 
 
-def run(job: VerifyMaskJob) -> Report:
-    """Verify the mask; returns the report."""
+def run(job: VerifyMaskJob, world: World) -> Report:
+    """Verify the mask, its packs shared out over all ranks; returns the report."""
     from opdtool.cli.verify_mask_run import verify
 
-    return verify(job)
+    return verify(job, world)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from opdtool.checks.masks_verdict import (
 from opdtool.checks.recipes_values import Cells, as_numbers
 from opdtool.checks.registry import check_name
 from opdtool.cli.geometry import pack_geometry
+from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
@@ -33,17 +35,37 @@ from opdtool.io.tensors import TensorInfo, check_renames
 
 if TYPE_CHECKING:
     from opdtool.cli.verify_mask import VerifyMaskJob
+    from opdtool.ranks.launch import Ranks
+    from opdtool.ranks.topology import Topology
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded", "sequence_index")
 EXACT_IN_FLOAT64 = ("F64", "I64", "U64", "I32", "U32")
 
 
-def verify(job: VerifyMaskJob) -> Report:
-    """The report on a dumped mask.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """What every rank opens to check a dump."""
 
-    Raises:
-        InputError: files, names or shapes that are not what the command needs.
-    """
+    job: VerifyMaskJob
+    packs: tuple[DumpPack, ...]
+    geometry: PackGeometry
+    files: DumpFiles
+    batch: Batch
+    weights: MaskWeights
+
+    def check(self, pack: DumpPack) -> Checked:
+        """Check one pack."""
+        dumped = _dumped(self.job, pack, self.files, self.batch, self.geometry)
+        return check_pack(dumped, self.batch, self.weights, self.geometry)
+
+    @property
+    def shared(self) -> dict[str, object]:
+        """What verdicts refer to and each process has for itself."""
+        return {"files": self.files, "batch": self.batch, "weights": self.weights}
+
+
+@contextmanager
+def _opened(job: VerifyMaskJob) -> Iterator[_Opened]:
     groups = group_dump(job.dump, job.geometry.cp)
     options = replace(job.geometry, cp=groups.cp)
     resolved = options.resolve(groups.recorded)
@@ -53,17 +75,49 @@ def verify(job: VerifyMaskJob) -> Report:
         open_batch(job.batch, rename=job.rename, strict_rename=False) as batch,
         closing(files),
     ):
-        weights = mask_weights(batch)
-        checked = [
-            check_pack(_dumped(job, pack, files, batch, geometry), batch, weights, geometry)
-            for pack in groups.packs
-        ]
+        yield _Opened(
+            job=job,
+            packs=groups.packs,
+            geometry=geometry,
+            files=files,
+            batch=batch,
+            weights=mask_weights(batch),
+        )
+
+
+def _check_share(topology: Topology, job: VerifyMaskJob) -> bytes:
+    """One rank's verdicts on its share of the packs."""
+    with _opened(job) as opened:
+        checked = [opened.check(pack) for pack in topology.share_with_all(opened.packs)]
+        return pack_up(checked, opened.shared)
+
+
+def _check_all(opened: _Opened, world: Ranks) -> list[Checked]:
+    if world.driver is None:
+        return [opened.check(pack) for pack in opened.packs]
+    for pack in opened.packs:
+        for path in pack.files:
+            opened.files.source(path)  # so that renames are known to be used here too
+    shares = world.run(_check_share, opened.job)
+    return interleaved([unpack_with(share, opened.shared) for share in shares])
+
+
+def verify(job: VerifyMaskJob, world: Ranks) -> Report:
+    """The report on a dumped mask, its packs checked on all ranks.
+
+    Raises:
+        InputError: files, names or shapes that are not what the command needs.
+    """
+    with _opened(job) as opened:
+        batch, files, packs_found = opened.batch, opened.files, opened.packs
+        geometry = opened.geometry
+        checked = _check_all(opened, world)
         check_renames(job.rename, batch, files)
         several = len(checked) > 1
         findings = merge_findings([(entry.name, entry.outcome.findings) for entry in checked])
         packs = [entry.pack for entry in checked if entry.pack is not None]
         ids = batch_ids(batch)
-        dtype = _dtype_finding(job, groups.packs, files)
+        dtype = _dtype_finding(job, packs_found, files)
         values = MaskFindings(packs=packs, tensor=job.mask_name, ids=ids)
         findings += [*_shape_finding(job, checked), dtype, *values.all()]
         findings.sort(key=lambda finding: finding.code)
@@ -135,7 +189,11 @@ def _slots(info: TensorInfo, path: Path) -> int:
 
 def mask_reader(files: DumpFiles, path: Path, name: str) -> Callable[[int, int], Tensor]:
     """Reads slots [start, stop) of one file's mask as [n]."""
-    return lambda start, stop: files.source(path).read_flat(name, start, stop)
+    return partial(_read_slots, files, path, name)
+
+
+def _read_slots(files: DumpFiles, path: Path, name: str, start: int, stop: int) -> Tensor:
+    return files.source(path).read_flat(name, start, stop)
 
 
 def read_vectors(

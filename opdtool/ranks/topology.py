@@ -101,6 +101,10 @@ class Topology:
         first = self.dp_rank * self.tp_size + self.tp_rank
         return list(items[first :: self.dp_size * self.tp_size])
 
+    def share_with_all(self, items: Sequence[Item]) -> list[Item]:
+        """The items that are this rank's, shared out over all ranks."""
+        return list(items[self.rank :: self.world_size])
+
 
 def make_topology(
     rank: int, world_size: int, tp_size: int, cp_size: int, device: torch.device
