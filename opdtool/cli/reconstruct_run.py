@@ -81,7 +81,7 @@ def _rebuild(
         nested = ranks.run_together(rebuild_ranks, plan, None)
         return [result for results in nested for result in results]
     with OutputDir(job.output, force=job.force) as out:
-        nested = ranks.run_writing(out.work, rebuild_ranks, plan, str(out.work))
+        nested = ranks.run_writing(out.work, rebuild_ranks, plan, str(out.work), str(job.output))
         results = [result for results in nested for result in results]
         for result in results:
             out.add_records(result.written)
@@ -97,8 +97,11 @@ def _rebuild(
     return results
 
 
-def rebuild_ranks(topology: Topology, plan: Plan, work: str | None) -> list[RankResult]:
-    """The results of all ranks that this call stands for; writes their files into ``work``."""
+def rebuild_ranks(
+    topology: Topology, plan: Plan, work: str | None, shown: str | None = None
+) -> list[RankResult]:
+    """The results of all ranks that this call stands for; writes their files into ``work``, for
+    what will be ``shown``."""
     if work is not None and topology.dp_rank:
         return []  # one file a rank: the first replica writes it whole
     share = (0, 1) if work is not None else (topology.dp_rank, topology.dp_size)
@@ -111,7 +114,7 @@ def rebuild_ranks(topology: Topology, plan: Plan, work: str | None) -> list[Rank
             if work is None:
                 result = run_rank(*ranks, share=share, advance=advance)
             else:
-                part = OutputPart(Path(work))
+                part = OutputPart(Path(work), Path(shown or work))
                 shape = (plan.rows, plan.layout.local_total // plan.rows, _local_columns(plan))
                 spec = TensorSpec("teacher_logits", dtype_code(plan.compute), shape)
                 with part.tensor_file(plan.shard_name(tp_rank, cp_rank), [spec]) as file:

@@ -28,7 +28,6 @@ from opdtool.core.offsets import (
     runs,
 )
 
-
 Tail = Literal["absorb", "segment"]
 
 FP8_MULTIPLES = {"none": 1, "tensorwise": 16, "mxfp8": 32, "blockwise": 128}
@@ -333,7 +332,7 @@ class PackGeometry:
 
     @property
     def _tp_factor(self) -> int:
-        return self.tp_size if self.tp_size > 1 and self.sequence_parallel else 1
+        return self.tp_size if self.sequence_parallel else 1
 
     @property
     def base_multiple(self) -> int:

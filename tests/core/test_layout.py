@@ -174,6 +174,13 @@ def test_owners_of_slots_in_any_order_are_rank_and_local_slot() -> None:
     rank, local = three(cp_size=2).owners(torch.tensor([23, 0, 2, 7, 15, 11, 20]))
     assert rank.tolist() == [0, 0, 1, 0, 1, 0, 1]
     assert local.tolist() == [11, 0, 0, 3, 6, 5, 11]
+    # Four ranks, chunks of 3: ranks 0 1 2 3 3 2 1 0, the second chunk behind the first.
+    four = PackedLayout.from_cu_seqlens((0, 9), (0, 24), cp_size=4)
+    rank, local = four.owners(torch.tensor([5, 9, 12, 20, 23]))
+    assert rank.tolist() == [1, 3, 3, 1, 0]
+    assert local.tolist() == [2, 0, 3, 5, 5]
+    odd = PackedLayout.from_cu_seqlens((0, 2), (0, 3))
+    assert [one.tolist() for one in odd.owners(torch.arange(3))] == [[0, 0, 0], [0, 1, 2]]
     rank, local = three().owners(torch.tensor([23, 0]))
     assert rank.tolist() == [0, 0]
     assert local.tolist() == [23, 0]

@@ -45,11 +45,19 @@ class Server:
         )
 
     def __call__(self, *argv: object, **more: Any) -> Ended:
+        self.begin(*argv, **more)
+        return self.end()
+
+    def begin(self, *argv: object, **more: Any) -> None:
+        """Begin a command without waiting for its end."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         request = {"argv": [str(word) for word in argv], **more}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
+
+    def end(self) -> Ended:
+        """Wait for the command that was begun."""
+        assert self._process.stdout is not None
         ended = Ended(**json.loads(self._process.stdout.readline()))
         assert "Traceback" not in ended.err
         return ended

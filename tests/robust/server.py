@@ -1,13 +1,15 @@
 """Runs command lines in forks of a process that has imported torch already.
 
 Reads one JSON object a line: ``argv``, and optionally ``after`` (seconds) with ``signal``,
-``limits`` (of ``resource``, by name), ``stdout`` (``closed``: a pipe that nobody reads) and
-``cwd``. Answers with one line: exit status, seconds, what was printed. Forks are cheap, so
-that a hundred of them can be killed, and all of it in the command's own work.
+``limits`` (of ``resource``, by name), ``stdout`` (``closed``: a pipe that nobody reads),
+``plain`` (root gives up what it may do beyond other users) and ``cwd``. Answers with one line:
+exit status, seconds, what was printed. Forks are cheap, so that a hundred of them can be
+killed, and all of it in the command's own work.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -19,6 +21,14 @@ import sys
 import tempfile
 import time
 from typing import Any
+
+
+def drop_capabilities() -> None:
+    """Let the permissions of files hold for root too."""
+    if os.getuid() == 0:
+        version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
+        nothing = (ctypes.c_uint32 * 6)()
+        assert ctypes.CDLL(None).capset(version_3, nothing) == 0
 
 
 def child(request: dict[str, Any], out: int, err: int) -> None:
@@ -39,6 +49,8 @@ def child(request: dict[str, Any], out: int, err: int) -> None:
         os.chdir(request["cwd"])
     for name, value in request.get("limits", {}).items():
         resource.setrlimit(getattr(resource, name), (value, value))
+    if request.get("plain"):
+        drop_capabilities()
     sys.argv = ["opdtool", *request["argv"]]
     main()
 
