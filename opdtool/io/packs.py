@@ -219,9 +219,10 @@ class PackWriter:
     def _sample_weights(self, name: str, block: Tensor, rows: Any) -> Tensor | None:
         bad = _first_row_not_finite(block)
         if bad is not None:
+            path, row = self.batch.file_of(int(rows[bad]))
             raise InputError(
-                f"{self.batch.paths[0]}: {name} has a value that is not finite in row "
-                f"{int(rows[bad])}; a mask holds finite weights, 0 to leave a token out"
+                f"{path}: {name} has a value that is not finite in row {row}; "
+                "a mask holds finite weights, 0 to leave a token out"
             )
         sample = self.batch.sample_mask()
         return None if sample is None else sample[torch.from_numpy(rows)]

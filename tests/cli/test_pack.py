@@ -412,3 +412,14 @@ def test_the_report_counts_tokens_padding_and_tail(cli: Cli, tmp_path: Path) -> 
         "balance": 14 / 8,
         "bins": [{"real_tokens": 14, "slots": 20}, {"real_tokens": 2, "slots": 20}],
     }
+
+
+def test_a_mask_that_is_not_finite_names_its_own_file_and_row(cli: Cli, tmp_path: Path) -> None:
+    save(tmp_path / "1.safetensors", small_batch([5, 9]))
+    bad = small_batch([5, 9])
+    bad["token_mask"][1, 3] = torch.inf
+    save(tmp_path / "2.safetensors", bad)
+    paths = [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+    done = cli("pack", *paths, "-o", tmp_path / "p")
+    assert done.status == 2
+    assert "2.safetensors: token_mask has a value that is not finite in row 1" in done.err
