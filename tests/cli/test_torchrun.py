@@ -81,6 +81,32 @@ def test_outputs_are_the_same_bytes_however_the_ranks_are_run(
     assert shown["torchrun"] == shown["simulated"]
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param([*OPDTOOL, "--ranks", "spawn"], id="spawn"),
+        pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.slow),
+    ],
+)
+def test_a_mask_is_judged_the_same_however_the_ranks_are_run(
+    how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packs = tmp_path / "packs"
+    assert run([*PACK, "--cp", "2", "-o", str(packs), "-q"]) == 0
+    assert len(list(packs.glob("pack-*"))) > 4
+    argv = ["verify-mask", str(packs), "--batch", str(FIXTURES / "batch.safetensors"),
+            "--convention", "unshifted", "--format", "json"]  # fmt: skip
+    capsys.readouterr()
+    assert run(argv) == 1
+    expected = capsys.readouterr().out
+    assert '"fault": "mask-shifted"' in expected
+    program, more = (how[:3], how[3:]) if how[0] == sys.executable else (how, [])
+    status, stdout, stderr = finish(program, *argv, *more)
+    assert status == 1, stderr
+    assert stdout == expected
+    assert "error: " not in stderr
+
+
 def processes_under(parent: int) -> dict[int, int]:
     """The spawned ranks of a process by rank: children whose command line is multiprocessing's."""
     found = []
