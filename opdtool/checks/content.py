@@ -93,9 +93,12 @@ class ContentCase(PackCase):
             rest = self._allowed(at, slots, actual) if self.kind == "targets" else ~compared
             return np.where(compared, equal, rest | equal)
         neutral = np.isin(actual, self.neutral) | equal
+        free = ~compared
         if self.kind == "targets":
             neutral |= self._first_tokens(filled.route.placement, at) == actual
-        return np.where(self._exists(filled, at), equal, ~compared | neutral)
+            if self.right is not None:
+                free &= self._allowed(trace(self.right.route, slots), slots, actual)
+        return np.where(self._exists(filled, at), equal, free | neutral)
 
     def _exists(self, filled: ContentFilled, at: Trace) -> Bools:
         """Whether the filling says what a slot holds."""

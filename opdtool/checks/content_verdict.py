@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from opdtool.checks.content import ContentCase, ContentScan
-from opdtool.checks.diagnose import Explanation, as_diagnosis, explain, fault_order
+from opdtool.checks.diagnose import Explanation, as_diagnosis, explain, fault_order, makes
 from opdtool.checks.faults_content import content_forms
 from opdtool.checks.faults_masks import mask_forms
 from opdtool.checks.hypotheses import Form, PackCase
@@ -16,6 +16,7 @@ from opdtool.checks.layout import LayoutOutcome
 from opdtool.checks.masks import Count
 from opdtool.checks.masks_findings import MaskPack, describe
 from opdtool.checks.masks_verdict import property_diagnosis
+from opdtool.checks.recipes import placed, trace
 from opdtool.checks.registry import check_name
 from opdtool.findings import MAX_PLACES, Diagnosis, Finding, Scalar, Status
 
@@ -99,7 +100,8 @@ def diagnose_packs(
 ) -> tuple[Diagnosis, ...]:
     """What the offsets prove and what the tensors say together, the root cause first.
 
-    A fault that explains more of the tensors that failed comes first: it is the one cause.
+    A fault that explains more of the tensors that failed comes first: it is the one cause. A
+    fault of all tensors that some right tensor speaks against comes after the others.
     """
     proven: dict[str, str] = {}
     for outcome in outcomes:
@@ -114,7 +116,7 @@ def diagnose_packs(
         forms = mask_forms(masks[0].case.shift)
         _explain("draft_token_mask", [pack.case for pack in masks], forms, explained)
     ranked: list[tuple[tuple[int, ...], Diagnosis]] = [
-        ((0, 0, -len(tensors) - 1, fault_order(fault)), property_diagnosis(fault, note))
+        ((0, 0, 0, -len(tensors) - 1, fault_order(fault)), property_diagnosis(fault, note))
         for fault, note in proven.items()
     ]
     for names, found in explained.items():
@@ -124,12 +126,26 @@ def diagnose_packs(
         where = ", ".join(tensor for tensor, _ in found)
         rank = (
             entry.match != "exact",
+            _contradicted(found, tensors),
             not any(name in hinted for name in names),
             -len(found),
             *(fault_order(name) for name in names),
         )
         ranked.append((rank, replace(entry, message=f"{where}: {entry.message}")))
     return tuple(entry for _, entry in sorted(ranked, key=lambda pair: pair[0]))
+
+
+def _contradicted(
+    found: Sequence[tuple[str, Explanation]], tensors: Mapping[str, Sequence[ContentPack]]
+) -> bool:
+    """Whether a fault of where rows lie or how ranks cut them, which would show in input_ids
+    too, does not."""
+    forms = [form for form in found[0][1].forms if form.axis in ("placement", "cut")]
+    explained = {tensor for tensor, _ in found}
+    packs = tensors.get("input_ids", ())
+    if not forms or "input_ids" in explained or any(pack.case.mismatches for pack in packs):
+        return False
+    return any(not makes(forms, pack.case) for pack in packs)
 
 
 def _explain(
@@ -141,6 +157,35 @@ def _explain(
     if all(case.layout is None for case in cases) or any(case.mismatches for case in cases):
         for entry in explain(cases, forms):
             explained.setdefault(entry.names, []).append((tensor, entry))
+
+
+def follows_padding(case: ContentCase, outcome: LayoutOutcome) -> str | None:
+    """The fault by which a pack's tokens run on into padding as far as its own cu_seqlens say,
+    where the batch holds tokens there; None where they do not, or where it is all one pad id.
+    """
+    layout = case.layout
+    if layout is None or not outcome.suspects or case.mismatches:
+        return None
+    fault = min(outcome.suspects, key=fault_order)
+    length = layout.lengths.copy()
+    n = layout.num_rows
+    room = np.minimum(layout.padded_lengths, case.width)
+    if fault == "cu-seqlens-padded-twice":
+        length[:n] = room[:n]
+    elif outcome.dump_lengths is not None and n:
+        length[n - 1] = min(int(outcome.dump_lengths[-1]), case.width)
+    made = case.filled(placed(layout, length=length))
+    right = case.right
+    assert right is not None
+    tokens: set[int] = set()
+    for start, stop in case.slots.blocks():
+        slots = np.arange(start, stop, dtype=np.int64)
+        more = trace(made.route, slots).real & ~trace(right.route, slots).real
+        values, actual = case.values(made, slots)[more], case.slots.read(start, stop)[more]
+        if not np.array_equal(values, actual):
+            return None
+        tokens.update(np.unique(values)[:2].tolist())
+    return fault if len(tokens) > 1 else None
 
 
 def covered(outcomes: Sequence[tuple[str, LayoutOutcome]], lengths: Sequence[int]) -> Finding:

@@ -244,6 +244,18 @@ def _confirm(
     return Explanation(forms=tuple(forms), note=note, explained=explained, total=total)
 
 
+def makes(forms: Sequence[Form], case: PackCase) -> bool:
+    """Whether the forms make all of what a case's dump holds."""
+    made = _built(forms, case)
+    if made is None:
+        return False
+    for start, stop in case.slots.blocks():
+        slots = np.arange(start, stop, dtype=np.int64)
+        if not case.agrees(made.filled, slots, case.slots.read(start, stop)).all():
+            return False
+    return True
+
+
 def as_diagnosis(entry: Explanation) -> Diagnosis:
     """An explanation in the words of the registry."""
     infos = [faults()[name] for name in entry.names]

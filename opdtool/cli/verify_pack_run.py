@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -26,6 +26,7 @@ from opdtool.checks.content_verdict import (
     content_findings,
     covered,
     diagnose_packs,
+    follows_padding,
 )
 from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.layout import LayoutOutcome, PackVectors, check_layout
@@ -36,6 +37,7 @@ from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
 from opdtool.checks.recipes_values import Cells, Slots, as_keys
 from opdtool.checks.registry import check_name
 from opdtool.cli.geometry import pack_geometry
+from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_mask_run import is_whole, mask_weights, read_vectors
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
 from opdtool.core.errors import InputError
@@ -46,6 +48,8 @@ from opdtool.io.tensors import TensorInfo, check_renames
 
 if TYPE_CHECKING:
     from opdtool.cli.verify_pack import VerifyPackJob
+    from opdtool.ranks.launch import Ranks
+    from opdtool.ranks.topology import Topology
 
 DERIVED: Mapping[str, Kind] = {
     "input_ids": "tokens",
@@ -77,13 +81,25 @@ class PackRun:
         )
         self.loose.setdefault(pack, []).append(finding)
 
+    def absorb(self, other: PackRun) -> None:
+        """Take in what was found on further packs."""
+        self.outcomes += other.outcomes
+        for tensor, packs in other.tensors.items():
+            self.tensors.setdefault(tensor, []).extend(packs)
+        self.masks += other.masks
+        for pack, findings in other.loose.items():
+            self.loose.setdefault(pack, []).extend(findings)
+        self.unknown |= other.unknown
 
-def verify(job: VerifyPackJob) -> Report:
-    """The report on a pack.
+    @property
+    def shared(self) -> dict[str, object]:
+        """What verdicts refer to and each process has for itself."""
+        return {"files": self.files, "batch": self.batch, "weights": self.weights or "no weights"}
 
-    Raises:
-        InputError: files, names or shapes that are not what the command needs.
-    """
+
+@contextmanager
+def _opened(job: VerifyPackJob) -> Iterator[tuple[PackRun, tuple[DumpPack, ...]]]:
+    """What every rank opens to check a dump, with nothing found yet, and the dump's packs."""
     groups = group_dump(job.dump, job.geometry.cp)
     resolved = replace(job.geometry, cp=groups.cp).resolve(groups.recorded)
     files = DumpFiles(job.rename)
@@ -99,9 +115,36 @@ def verify(job: VerifyPackJob) -> Report:
             geometry=pack_geometry(resolved),
             weights=mask_weights(batch) if "token_mask" in batch.token_aligned else None,
         )
-        for pack in groups.packs:
-            check_pack(run, pack)
-        check_renames(job.rename, batch, files)
+        yield run, groups.packs
+
+
+def _check_share(topology: Topology, job: VerifyPackJob) -> bytes:
+    """What one rank found on its share of the packs, pack by pack."""
+    with _opened(job) as (run, packs):
+        found = []
+        for pack in topology.share_with_all(packs):
+            found.append(replace(run, outcomes=[], tensors={}, masks=[], loose={}, unknown=set()))
+            check_pack(found[-1], pack)
+        return pack_up(found, run.shared)
+
+
+def verify(job: VerifyPackJob, world: Ranks) -> Report:
+    """The report on a pack, its microbatches checked on all ranks.
+
+    Raises:
+        InputError: files, names or shapes that are not what the command needs.
+    """
+    with _opened(job) as (run, packs):
+        if world.driver is None:
+            for pack in packs:
+                check_pack(run, pack)
+        else:
+            for path in (path for pack in packs for path in pack.files):
+                run.files.source(path)  # so that renames are known to be used here too
+            shares = world.run(_check_share, job)
+            for found in interleaved([unpack_with(share, run.shared) for share in shares]):
+                run.absorb(found)
+        check_renames(job.rename, run.batch, run.files)
         return _report(job, run)
 
 
@@ -207,6 +250,10 @@ def check_pack(run: PackRun, pack: DumpPack) -> None:
         content = _check_tensor(run, pack, outcome, name, shape, whole, own_ids)
         if name == "input_ids":
             own_ids = content.case.slots
+            followed = follows_padding(content.case, outcome)
+            if followed is not None:
+                good = False
+                outcome.faults[followed] = "tokens past the rows' lengths were packed as real"
         good &= content.case.mismatches == 0
     good &= _check_rows(run, pack, outcome)
     outcome.settle(good and outcome.layout is not None)
@@ -250,13 +297,16 @@ def _shape(run: PackRun, path: Path, name: str, token: tuple[int, ...]) -> Packe
 def _reader(files: DumpFiles, path: Path, name: str, shape: Packed) -> Callable[[int, int], Tensor]:
     """Reads local slots [start, stop) of a tensor as [n, ...]."""
 
-    def read(start: int, stop: int) -> Tensor:
-        source = files.source(path)
-        if shape.leading:
-            return source.read(name, slice(0, 1), slice(start, stop))[0]
-        return source.read(name, slice(start, stop)).reshape(stop - start, *shape.token)
+    return partial(_read_slots, files, path, name, shape)
 
-    return read
+
+def _read_slots(
+    files: DumpFiles, path: Path, name: str, shape: Packed, start: int, stop: int
+) -> Tensor:
+    source = files.source(path)
+    if shape.leading:
+        return source.read(name, slice(0, 1), slice(start, stop))[0]
+    return source.read(name, slice(start, stop)).reshape(stop - start, *shape.token)
 
 
 def _check_mask(
@@ -374,6 +424,3 @@ def _check_rows(run: PackRun, pack: DumpPack, outcome: LayoutOutcome) -> bool:
             if any(name in run.files.source(path) for path in pack.files):
                 run.note(pack.name, "OPD205", "pass", "in sequence_index order", name)
     return good
-
-
-__all__: Sequence[str] = ("verify",)
