@@ -269,7 +269,9 @@ def _scored(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str, Any]]
     error = np.abs(own - recorded)
     with np.errstate(invalid="ignore"):
         error = np.where(own == recorded, 0.0, np.nan_to_num(error, nan=np.inf))
-    wrong = np.flatnonzero(error > allowed)
+    # What is recorded may not be finite, and then what is allowed is not either.
+    right = (error == 0) | (np.isfinite(error) & (error <= allowed))
+    wrong = np.flatnonzero(~right)
     order = np.lexsort((position[wrong], unit[wrong]))[:10]
     first = [
         {
