@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,16 +22,23 @@ from opdtool.cli.options import (
     PadPackedMultipleOption,
     PadPackedToOption,
     QuietOption,
+    Ranks,
+    RanksOption,
     RenameOption,
     ReportOption,
     RowAlignedOption,
     SequenceParallelOption,
     TailOption,
+    TimeoutOption,
     TpOption,
     parse_renames,
     parse_size,
 )
+from opdtool.cli.ranked import dump_sizes
 from opdtool.findings import Report
+
+if TYPE_CHECKING:
+    from opdtool.ranks.launch import Ranks as World
 
 
 def command(
@@ -56,6 +63,8 @@ def command(
     tail: TailOption = None,
     rename: RenameOption = [],  # noqa: B006
     row_aligned: RowAlignedOption = [],  # noqa: B006
+    ranks: RanksOption = Ranks.SIMULATED,
+    timeout: TimeoutOption = 300.0,
     device: DeviceOption = "auto",
     max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
@@ -65,6 +74,7 @@ def command(
 ) -> None:
     """Check a pack made by anyone against its batch."""
     from opdtool.cli.emit import Output, emit
+    from opdtool.ranks.launch import open_ranks
 
     told = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
     options = GeometryOptions(
@@ -86,7 +96,11 @@ def command(
         row_aligned=tuple(row_aligned),
         device=device,
     )
-    emit(run(job), told)
+    tp_size, cp_size = dump_sizes(dump, tp, cp)
+    with open_ranks(
+        ranks.value, tp_size=tp_size, cp_size=cp_size, timeout=timeout, device=device
+    ) as world:
+        emit(run(job, world), told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +115,8 @@ class VerifyPackJob:
     device: str = "auto"
 
 
-def run(job: VerifyPackJob) -> Report:
-    """Verify the pack; returns the report."""
+def run(job: VerifyPackJob, world: World) -> Report:
+    """Verify the pack, its microbatches shared out over all ranks; returns the report."""
     from opdtool.cli.verify_pack_run import verify
 
-    return verify(job)
+    return verify(job, world)
