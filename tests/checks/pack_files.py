@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from opdtool.cli.geometry import GeometryOptions
 from opdtool.cli.verify_pack import VerifyPackJob, run
 from opdtool.findings import Report
+from opdtool.ranks.launch import open_ranks
 from tests.reference.faults import World
 from tests.reference.faults_packs import Pack
 
@@ -56,4 +57,5 @@ def verify(world: World, pack: Pack, folder: Path) -> Report:
         batch=[batch],
         geometry=GeometryOptions(cp=world.cp, pad_multiple=world.multiple),
     )
-    return run(job)
+    with open_ranks("simulated") as ranks:
+        return run(job, ranks)
