@@ -143,17 +143,17 @@ def _value_name(name: str, parameter: Any) -> str:
 
     if parameter.metavar:
         return str(parameter.metavar)
-    kind = options(name)[parameter.opts[-1].lstrip("-")].kind
-    if issubclass(kind, Enum):
-        return "|".join(str(choice.value) for choice in kind)
-    return {int: "N", float: "X"}.get(kind, "PATH" if "path" in parameter.name else "TEXT")
+    shape = options(name)[parameter.opts[-1].lstrip("-")]
+    if issubclass(shape.kind, Enum):
+        return "|".join(str(choice.value) for choice in shape.kind)
+    return {int: "N", float: "X"}.get(shape.kind, "PATH" if shape.path else "TEXT")
 
 
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
     value = parameter.default
-    if value in (None, False, (), []):
+    if value is None or value is False or value == []:
         return ""
     return f"`{value.value if isinstance(value, Enum) else value}`"
 

@@ -11,6 +11,7 @@ the working directory. Keys are options; a table named like a command is for it 
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -34,6 +35,11 @@ class Config:
     path: Path
     table: Mapping[str, Any]
 
+    @property
+    def shown(self) -> str:
+        """The path as one would type it here."""
+        return os.path.relpath(self.path)
+
 
 active: ContextVar[Config | None] = ContextVar("config", default=None)
 """The file that the running command takes its defaults from."""
@@ -45,12 +51,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it cannot be read, or is not TOML; it says where.
     """
+    shown = path if not path.is_absolute() else os.path.relpath(path)
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{shown}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not TOML: {error}") from None
+        raise InputError(f"{shown}: is not TOML: {error}") from None
 
 
 def find_config(start: Path) -> Config | None:
@@ -104,7 +111,7 @@ def defaults_for(config: Config, command: str, commands: Mapping[str, str]) -> d
     for name in commands:
         table = config.table.get(name, {})
         if not isinstance(table, dict):
-            raise InputError(f"{config.path}: {name} is a command; write a table [{name}]")
+            raise InputError(f"{config.shown}: {name} is a command; write a table [{name}]")
         for key, value in table.items():
             shape = options(name).get(key)
             if shape is None:
@@ -118,12 +125,12 @@ def defaults_for(config: Config, command: str, commands: Mapping[str, str]) -> d
 
 def _unknown(config: Config, shown: str, known: set[str], key: str | None = None) -> InputError:
     hint = did_you_mean(key or shown, sorted(known))
-    return InputError(f"{config.path}: there is no option {shown!r}{hint}")
+    return InputError(f"{config.shown}: there is no option {shown!r}{hint}")
 
 
 def _value(config: Config, shape: Shape, key: str, value: Any) -> Any:
     """The value as typed on the command line; relative paths are taken from the file."""
-    where = f"{config.path}: {key}"
+    where = f"{config.shown}: {key}"
     if shape.flag:
         if not isinstance(value, bool):
             raise InputError(f"{where} is {value!r}; expected true or false")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +31,22 @@ def command(
     from opdtool.cli.emit import say
 
     rows = _table() if name is None else _explanation(name)
+    if sys.stdout.isatty():
+        rows = _folded(rows, shutil.get_terminal_size().columns)
     say("".join(row + "\n" for row in rows))
+
+
+def _folded(rows: Iterable[str], width: int) -> Iterator[str]:
+    """The rows folded between words; what goes on below is indented as the text above it."""
+    for row in rows:
+        at = re.match(r"(\s*\S+\s+\S+\s{2,}|.{14}\s|\s*)", row)
+        indent = " " * min(len(at[0]) if at else 0, width // 2)
+        if len(row) <= width:
+            yield row
+        else:
+            yield from textwrap.wrap(
+                row, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
 
 
 def _explanation(name: str) -> Iterator[str]:

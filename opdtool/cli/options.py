@@ -98,12 +98,17 @@ RowAlignedOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 DeviceOption = Annotated[
     str,
-    typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel=_RUN),
+    typer.Option(
+        "--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.", rich_help_panel=_RUN
+    ),
 ]
 MaxMemoryOption = Annotated[
     str,
     typer.Option(
-        "--max-memory", help="Memory for tensors, such as 512MiB or 2GiB.", rich_help_panel=_RUN
+        "--max-memory",
+        metavar="SIZE",
+        help="Memory for tensors, such as 512MiB or 2GiB.",
+        rich_help_panel=_RUN,
     ),
 ]
 RanksOption = Annotated[

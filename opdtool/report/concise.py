@@ -20,6 +20,8 @@ from opdtool.report.text import (
 def concise(report: Report, *, color: bool = False) -> str:
     """The report in as few lines as name everything that is wrong."""
     rows = [_finding(finding) for finding in report.findings if finding.status != "pass"]
+    if not report.findings:  # a command that made something says what
+        rows += [Line().add(one_line(note)) for note in report.notes]
     for entry in report.diagnosis:
         step = f"{one_line(entry.step)}: " if entry.step else ""
         head = f"diagnosis {step}{fault_names(entry)} ({match_text(entry)})"

@@ -6,6 +6,7 @@ import pytest
 
 from opdtool.checks.registry import checks, faults
 from tests.cli.conftest import Cli
+from tests.cli.test_report_options import terminal
 
 
 def test_the_table_names_every_check_and_every_fault(cli: Cli) -> None:
@@ -41,3 +42,10 @@ def test_an_unknown_name_is_exit_2_with_the_nearest_names(cli: Cli) -> None:
     nothing = cli("explain", "zzzzzz")
     assert nothing.status == 2
     assert "opdtool explain" in nothing.err
+
+
+def test_on_a_terminal_an_explanation_is_folded_between_words() -> None:
+    plain = " ".join(terminal("explain OPD953", columns=1000).split())
+    folded = terminal("explain OPD953", columns=60)
+    assert " ".join(folded.split()) == plain
+    assert max(len(row.rstrip("\r")) for row in folded.split("\n")) <= 60
