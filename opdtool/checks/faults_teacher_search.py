@@ -18,7 +18,7 @@ from opdtool.core.rebuild import Variant
 LEAST_OVERLAP = 8
 """Columns or positions that two shifted runs must share to be compared at all."""
 CANDIDATES = 8
-NEAR = 3e-4
+NEAR = 1e-3
 """How near a number must be to a rounder one to be tried as that."""
 
 
@@ -167,8 +167,10 @@ def best_cap(made: Tensor, recorded: Tensor) -> Iterator[float]:
 
 def _rounded(value: float) -> Iterator[float]:
     """A number as somebody would have typed it, if it is near one, then as it was found."""
-    near = [float(f"{value:.{digits}g}") for digits in (2, 3, 4)]
-    near += [1 / float(f"{1 / value:.{digits}g}") for digits in (2, 3)]
+    near: list[float] = []
+    for digits in (2, 3, 4):
+        near.append(float(f"{value:.{digits}g}"))
+        near.append(1 / float(f"{1 / value:.{digits}g}"))  # a temperature divides
     for short in dict.fromkeys(near):
         if abs(short / value - 1) < NEAR and short != 1:
             yield short

@@ -42,6 +42,10 @@ class Variant:
     """How units are cut into context-parallel ranks."""
     cp_order: tuple[int, ...] | None = None
     """Rank r holds what rank cp_order[r] should."""
+    columns: int | None = None
+    """Judged are the columns before this one alone."""
+    slack: float = 0.0
+    """Added to the error bound: what the fault itself may round away."""
 
 
 RIGHT = Variant()

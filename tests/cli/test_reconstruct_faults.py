@@ -397,7 +397,7 @@ def test_the_fault_is_found_and_named(
             f"named {counts['named']}",
             end="",
         )
-    assert counts["injected"] >= 2
+    assert counts["injected"] >= 1
     assert missed == []
     assert counts["detected"] == counts["named"] == counts["exact"] == counts["injected"]
 
