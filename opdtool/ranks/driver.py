@@ -157,7 +157,7 @@ class Driver:
             if greeting is None:
                 continue
             if greeting.gone():
-                return rank, "has died"
+                return rank, self._how_it_died(rank)
             beat = self._board.count(f"beat/{rank}", 0)
             seen, since = self._beats[rank]
             if beat != seen:
@@ -165,6 +165,15 @@ class Driver:
             elif now - since > patience:
                 return rank, f"has not answered for {now - since:.0f} s"
         return None
+
+    def _how_it_died(self, rank: int) -> str:
+        """What its parent, where this is it, learns once the process's last thread has ended."""
+        limit = time.monotonic() + (1.0 if self._own is None else 0.0)
+        while time.monotonic() < limit:
+            if rank in self._deaths():
+                return self._deaths()[rank]
+            time.sleep(POLL_SECONDS)
+        return "has died"
 
     def _outcome(self, number: int, rank: int) -> Outcome | None:
         if rank == 0 and self._own is not None:
