@@ -1,0 +1,249 @@
+"""``opdtool verify-pack`` as users type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.cli.conftest import Cli, Outcome
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Path:
+    """Six rows with everything a batch may hold."""
+    rng = np.random.default_rng(3)
+    lengths = torch.tensor([7, 12, 1, 9, 5, 11])
+    real = torch.arange(12) < lengths[:, None]
+    path = tmp_path / "batch.safetensors"
+    save_file(
+        {
+            "input_ids": torch.from_numpy(rng.integers(5, 900, (6, 12))) * real,
+            "input_lengths": lengths,
+            "token_mask": (torch.from_numpy(rng.random((6, 12))) < 0.7).float() * real,
+            "sample_mask": torch.tensor([1, 1, 1, 0, 1, 1.0]),
+            "advantages": torch.from_numpy(rng.standard_normal((6, 12))).float() * real,
+            "hidden": torch.from_numpy(rng.standard_normal((6, 12, 5))).bfloat16(),
+            "reward": torch.from_numpy(rng.standard_normal(6)).float(),
+        },
+        path,
+    )
+    return path
+
+
+def report_of(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(outcome.out)
+    return found
+
+
+def checks(report: dict[str, Any], code: str, tensor: str | None = None) -> list[dict[str, Any]]:
+    return [
+        entry
+        for entry in report["checks"]
+        if entry["code"] == code and tensor in (None, entry["tensor"])
+    ]
+
+
+def packed(cli: Cli, batch: Path, folder: Path, *options: object) -> Path:
+    out = folder / "packs"
+    done = cli("pack", batch, "-o", out, "--force", *options)
+    assert done.status == 0, done.err
+    return out
+
+
+def change(path: Path, name: str, value: Tensor) -> None:
+    tensors = load_file(path)
+    assert not torch.equal(tensors[name], value)
+    save_file({**tensors, name: value.contiguous()}, path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--cp", 2),
+        ("--cp", 4, "--tail", "segment", "--pad-packed-multiple", 16),
+        ("--cp", 2, "--max-tokens", 24),
+        ("--tp", 4, "--sequence-parallel", "--fp8", "tensorwise"),
+    ],
+)
+def test_what_pack_writes_passes_with_every_tensor_checked(
+    cli: Cli, batch: Path, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    out = packed(cli, batch, tmp_path, *options)
+    outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
+    report = report_of(outcome)
+    assert outcome.status == 0, report
+    for code, tensor in [
+        ("OPD201", "input_ids"),
+        ("OPD202", "target_ids"),
+        ("OPD203", "position_ids"),
+        ("OPD204", "advantages"),
+        ("OPD204", "hidden"),
+        ("OPD204", "token_mask"),
+        ("OPD205", "reward"),
+        ("OPD301", "draft_token_mask"),
+    ]:
+        assert [entry["status"] for entry in checks(report, code, tensor)] == ["pass"], code
+    assert checks(report, "OPD209")[0]["status"] == "pass"
+    assert report["geometry"]["sequences"] == 6
+
+
+def test_options_that_contradict_the_manifest_are_an_error(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    out = packed(cli, batch, tmp_path, "--cp", 2)
+    assert cli("verify-pack", out, "--batch", batch, "--cp", 2).status == 0
+    for option, value in [("--cp", 4), ("--tp", 2), ("--pad-multiple", 8), ("--tail", "segment")]:
+        outcome = cli("verify-pack", out, "--batch", batch, option, value)
+        assert outcome.status == 2
+        assert str(value) in outcome.err
+
+
+def test_loose_files_need_no_manifest_and_may_be_given_in_rank_order(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    out = packed(cli, batch, tmp_path, "--cp", 2)
+    files = sorted(out.glob("*.safetensors"))
+    assert len(files) == 2
+    assert cli("verify-pack", *reversed(files), "--batch", batch).status == 0
+    plain = [tmp_path / name for name in ("first.safetensors", "second.safetensors")]
+    for source, target in zip(files, plain, strict=True):
+        target.write_bytes(source.read_bytes())
+    assert cli("verify-pack", *plain, "--batch", batch, "--cp", 2).status == 0
+    outcome = cli("verify-pack", *reversed(plain), "--batch", batch, "--cp", 2, "--format", "json")
+    assert outcome.status == 1
+    entry = report_of(outcome)["diagnosis"][0]
+    assert (entry["fault"], entry["match"]) == ("cp-rank-swapped", "exact")
+    assert "1, 0" in entry["message"]
+    assert "input_ids" in entry["message"]
+    assert "target_ids" in entry["message"]
+
+
+def test_wrong_tokens_of_every_kind_are_located(cli: Cli, batch: Path, tmp_path: Path) -> None:
+    for name, code in [
+        ("input_ids", "OPD201"),
+        ("target_ids", "OPD202"),
+        ("position_ids", "OPD203"),
+        ("advantages", "OPD204"),
+        ("hidden", "OPD204"),
+    ]:
+        out = packed(cli, batch, tmp_path, "--cp", 2)
+        path = out / "pack-00000.cp1of2.safetensors"
+        value = load_file(path)[name].clone()
+        value[0, 1] += 3  # rank 1 holds positions 2 3 4 5 of row 0
+        change(path, name, value)
+        outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
+        assert outcome.status == 1
+        (entry,) = checks(report_of(outcome), code, name)
+        assert (entry["status"], entry["mismatches"]) == ("fail", 1)
+        place = entry["first"][0]
+        assert (place["sequence"], place["position"]) == (0, 3)
+        assert (place["slot"], place["cp_rank"]) == (3, 1)
+        assert report_of(outcome)["diagnosis"] == []
+
+
+def test_padding_that_is_filled_otherwise_is_reported_and_not_failed(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    out = packed(cli, batch, tmp_path, "--pad-multiple", 4)
+    path = out / "pack-00000.safetensors"
+    ids = load_file(path)["input_ids"].clone()
+    assert int(ids[0, 7]) == 0  # row 0 has 7 tokens in 8 slots
+    ids[0, 7] = 99
+    change(path, "input_ids", ids)
+    outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
+    assert outcome.status == 0
+    (entry,) = checks(report_of(outcome), "OPD206", "input_ids")
+    assert (entry["status"], entry["mismatches"]) == ("warn", 1)
+    mask = load_file(path)["advantages"].clone()
+    mask[0, 7] = 1.0
+    change(path, "advantages", mask)
+    outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
+    assert outcome.status == 1
+    assert checks(report_of(outcome), "OPD204", "advantages")[0]["mismatches"] == 1
+
+
+@pytest.mark.parametrize("value", [0, -100])
+def test_targets_without_a_successor_may_be_ignored_but_not_of_elsewhere(
+    cli: Cli, batch: Path, tmp_path: Path, value: int
+) -> None:
+    out = packed(cli, batch, tmp_path)
+    path = out / "pack-00000.safetensors"
+    targets = load_file(path)["target_ids"].clone()
+    targets[0, 6] = value  # the last token of row 0
+    change(path, "target_ids", targets)
+    assert cli("verify-pack", out, "--batch", batch).status == 0
+    targets[0, 6] = 4  # no token of the batch
+    change(path, "target_ids", targets)
+    outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
+    assert outcome.status == 1
+    (entry,) = checks(report_of(outcome), "OPD208")
+    assert (entry["mismatches"], entry["first"][0]["position"]) == (1, 6)
+
+
+def test_rows_in_the_wrong_order_are_named_with_the_order(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    out = packed(cli, batch, tmp_path, "--cp", 2)
+    for path in out.glob("*.safetensors"):
+        tensors = load_file(path)
+        del tensors["sequence_index"]
+        save_file(tensors, path)
+    rows = [3, 0, 5, 2, 4, 1]
+    shuffled = tmp_path / "shuffled.safetensors"
+    save_file({name: value[rows] for name, value in load_file(batch).items()}, shuffled)
+    outcome = cli("verify-pack", out, "--batch", shuffled, "--format", "json", "--row-aligned",
+                  "reward")  # fmt: skip
+    assert outcome.status == 1
+    entry = report_of(outcome)["diagnosis"][0]
+    inverse = [rows.index(i) for i in range(6)]
+    assert entry["fault"] == "rows-permuted"
+    assert ", ".join(map(str, inverse)) in entry["message"]
+
+
+def test_row_aligned_tensors_go_by_sequence_index(cli: Cli, batch: Path, tmp_path: Path) -> None:
+    out = packed(cli, batch, tmp_path, "--max-tokens", 24)
+    path = sorted(out.glob("*.safetensors"))[0]
+    reward = load_file(path)["reward"]
+    assert len(reward) > 1
+    change(path, "reward", reward.flip(0))
+    outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
+    assert outcome.status == 1
+    assert checks(report_of(outcome), "OPD205", "reward")[0]["status"] == "fail"
+
+
+def test_tensors_of_other_sizes_and_rows_in_two_packs_are_reported(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    out = packed(cli, batch, tmp_path, "--max-tokens", 24)
+    files = sorted(out.glob("*.safetensors"))
+    change(files[0], "advantages", load_file(files[0])["advantages"][:, :-1])
+    outcome = cli("verify-pack", *files, "--batch", batch, "--format", "json")
+    assert outcome.status == 1
+    assert checks(report_of(outcome), "OPD207", "advantages")[0]["status"] == "fail"
+    again = tmp_path / "again.safetensors"
+    again.write_bytes(files[1].read_bytes())
+    outcome = cli("verify-pack", *files, again, "--batch", batch, "--format", "json")
+    assert checks(report_of(outcome), "OPD209")[0]["status"] == "fail"
+    outcome = cli("verify-pack", files[1], "--batch", batch, "--format", "json")
+    assert outcome.status == 0
+    assert checks(report_of(outcome), "OPD209")[0]["status"] == "warn"
+
+
+def test_inputs_that_are_no_pack_are_refused(cli: Cli, batch: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({"weight": torch.zeros(3)}, path)
+    outcome = cli("verify-pack", path, "--batch", batch)
+    assert outcome.status == 2
+    assert "input_ids" in outcome.err
+    save_file({"input_ids": torch.zeros(3, 4, dtype=torch.int64)}, path)
+    outcome = cli("verify-pack", path, "--batch", batch)
+    assert outcome.status == 2
+    assert "[3, 4]" in outcome.err
