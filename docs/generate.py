@@ -201,7 +201,8 @@ def run_commands(commands: Sequence[str], folder: Path) -> list[str]:
     by one shell in ``folder``. A page's ``$?`` is that of the command before."""
     script = ["status=0"]
     for command in commands:
-        script.append(f"(exit $status)\n{command} 2>&1\nstatus=$?\nprintf '%s' {MARK}")
+        shown = f"{{\n(exit $status)\n{command}\nstatus=$?\n}} 2>&1"
+        script.append(f"{shown}\nprintf '%s' {MARK}")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OPDTOOL_", "GITHUB_"))}
     env |= {"TERM": "dumb", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8"}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"

@@ -94,15 +94,17 @@ def _why_nothing(report: Report) -> str:
 def _print(report: Report, output: Output) -> None:
     from opdtool.report import render
 
-    name = output.format
-    if output.quiet:
-        if report.passed:
-            return
-        name = "concise" if name == "full" else name
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    say(render(report, name, width=width, color=terminal and not plain))
+    color = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    if not output.quiet:
+        say(render(report, output.format, width=width, color=color))
+    elif not report.passed and output.format in ("full", "concise"):
+        from opdtool.report.concise import concise
+
+        say(concise(report, color=color, failures_alone=True))
+    elif not report.passed:
+        say(render(report, output.format))
 
 
 def say(text: str) -> None:

@@ -17,9 +17,13 @@ from opdtool.report.text import (
 )
 
 
-def concise(report: Report, *, color: bool = False) -> str:
-    """The report in as few lines as name everything that is wrong."""
-    rows = [_finding(finding) for finding in report.findings if finding.status != "pass"]
+def concise(report: Report, *, color: bool = False, failures_alone: bool = False) -> str:
+    """The report in as few lines as name everything that is wrong.
+
+    ``failures_alone`` leaves warnings and skips out, which the verdict still counts.
+    """
+    shown = ("fail",) if failures_alone else ("fail", "warn", "skip")
+    rows = [_finding(finding) for finding in report.findings if finding.status in shown]
     if not report.findings:  # a command that made something says what
         rows += [Line().add(one_line(note)) for note in report.notes]
     for entry in report.diagnosis:

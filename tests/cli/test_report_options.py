@@ -44,6 +44,8 @@ def test_quiet_prints_nothing_when_all_holds_and_the_failures_otherwise(
     assert cli(*good, "-q").out == ""
     rows = cli(*bad, "-q").out.splitlines()
     assert [row.split()[0] for row in rows] == ["fail", "FAILED"]
+    assert json.loads(cli(*bad, "-q", "--format", "json").out)["passed"] is False
+    assert cli(*good, "-q", "--format", "json").out == ""
 
 
 def test_several_reports_are_written_each_by_its_ending(

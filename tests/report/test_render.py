@@ -16,6 +16,7 @@ import pytest
 
 from opdtool.findings import Bars, Finding, Report
 from opdtool.report import ENDINGS, FORMATS, render, schema
+from opdtool.report.concise import concise
 from tests.report.samples import EVIL, FAILING, HOSTILE, PASSING
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -105,6 +106,8 @@ def test_concise_has_a_line_for_each_finding_that_did_not_pass_and_no_other() ->
     assert [row.split()[0] for row in rows] == [
         "fail", "warn", "skip", "diagnosis", "diagnosis", "FAILED",
     ]  # fmt: skip
+    rows = concise(FAILING, failures_alone=True).splitlines()
+    assert [row.split()[0] for row in rows] == ["fail", "diagnosis", "diagnosis", "FAILED"]
     assert render(PASSING, "concise") == "PASSED verify-mask: 2 checks held\n"
 
 
