@@ -193,7 +193,7 @@ def scan_content(
     layout = case.layout
     if layout is None:
         return scan
-    for start, stop in segment_blocks(layout, case.width, max(1, BLOCK // token_size)):
+    for start, stop in segment_blocks(layout, case.width, max(1, BLOCK // max(1, token_size))):
         part = layout.part(start, stop)
         if max(part.total, case.width) * token_size > LONG or case.kind == "positions":
             _scan_slots(case, part, start, None, scan)

@@ -268,7 +268,7 @@ def _scored(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str, Any]]
         allowed = bound + 4 * eps * (np.abs(recorded) + 1)
     error = np.abs(own - recorded)
     with np.errstate(invalid="ignore"):
-        error = np.where(own == recorded, 0.0, np.nan_to_num(error, nan=np.inf))
+        error = np.where(own == recorded, 0.0, np.nan_to_num(error, nan=np.inf, posinf=np.inf))
     # What is recorded may not be finite, and then what is allowed is not either.
     right = (error == 0) | (np.isfinite(error) & (error <= allowed))
     wrong = np.flatnonzero(~right)

@@ -191,8 +191,6 @@ def _count_rows(
     lengths = torch.from_numpy(batch.lengths)
     for rows in batch.row_chunks("input_ids", min(SLICE, max(1, max_memory // 16))):
         ids = batch.read("input_ids", rows)
-        if ids.is_floating_point() or ids.dtype == torch.bool:
-            raise InputError(f"{file}: input_ids is {ids.dtype}; integers were expected")
         keep = trained(
             None if everything else _weights(batch, rows),
             None if sample_mask is None else sample_mask[rows],

@@ -22,6 +22,8 @@ from opdtool.checks.content import (
     scan_content,
 )
 from opdtool.checks.content_verdict import (
+    CODES,
+    OTHER,
     ContentPack,
     content_findings,
     covered,
@@ -247,6 +249,11 @@ def check_pack(run: PackRun, pack: DumpPack) -> None:
         if name == MASK:
             good &= _check_mask(run, pack, outcome, shape, whole)
             continue
+        wrong_dtype = _wrong_dtype(run, pack, name)
+        if wrong_dtype:
+            good = False
+            run.note(pack.name, CODES.get(name, OTHER), "fail", wrong_dtype, name)
+            continue
         content = _check_tensor(run, pack, outcome, name, shape, whole, own_ids)
         if name == "input_ids":
             own_ids = content.case.slots
@@ -257,6 +264,21 @@ def check_pack(run: PackRun, pack: DumpPack) -> None:
         good &= content.case.mismatches == 0
     good &= _check_rows(run, pack, outcome)
     outcome.settle(good and outcome.layout is not None)
+
+
+def _wrong_dtype(run: PackRun, pack: DumpPack, name: str) -> str | None:
+    """Why values of a dtype cannot be those of the batch: floats for integers or the reverse,
+    or not the same on every rank."""
+    source = "input_ids" if name == "target_ids" else name
+    integers = name == "position_ids" or not run.batch.info(source).torch_dtype.is_floating_point
+    found = {run.files.source(path).info(name).torch_dtype for path in pack.files}
+    if len(found) > 1:
+        return f"has another dtype on every rank: {', '.join(sorted(map(str, found)))}"
+    if integers == found.pop().is_floating_point:
+        stored = run.files.source(pack.files[0]).info(name).dtype
+        wanted = "integers" if integers else "floating point"
+        return f"has dtype {stored}; expected {wanted}, as in the batch"
+    return None
 
 
 def _packed_tensors(run: PackRun, pack: DumpPack) -> dict[str, list[Packed]]:
@@ -403,6 +425,13 @@ def _as_floats(count: Count, wide: bool) -> None:
     count.first = [(slot, value(want), value(have)) for slot, want, have in count.first]
 
 
+def _moved(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether values are the same bits, a NaN included, or else equal."""
+    found = found.to(expected.dtype)
+    pair = [one.contiguous().reshape(-1).view(torch.uint8) for one in (found, expected)]
+    return torch.equal(*pair) or torch.equal(found, expected)
+
+
 def _check_rows(run: PackRun, pack: DumpPack, outcome: LayoutOutcome) -> bool:
     """Tensors with one entry a row, which go by sequence_index."""
     good = True
@@ -412,10 +441,7 @@ def _check_rows(run: PackRun, pack: DumpPack, outcome: LayoutOutcome) -> bool:
             if found is None:
                 continue
             expected = run.batch.read(name, neighbours(outcome.rows))
-            same = found.shape == expected.shape and bool(
-                torch.equal(found.to(expected.dtype), expected)
-            )
-            if not same:
+            if found.shape != expected.shape or not _moved(found, expected):
                 good = False
                 message = f"{path.name}: differs from the batch's rows in sequence_index order"
                 run.note(pack.name, "OPD205", "fail", message, name)

@@ -80,13 +80,17 @@ def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor
         return _fill_on_device(flat, dst, src, count, slots)
     # On the host numpy moves plain integers of the same size: no thread pool to wake, every
     # dtype alike.
-    as_integers = flat.contiguous().view(_BYTE_VIEWS[flat.element_size()])
-    source = as_integers.numpy()
+    source = _as_integers(flat).numpy()
     out = np.zeros((slots, *source.shape[1:]), dtype=source.dtype)
     if out.size and len(dst):
         long = int(count.sum()) * source[0].size >= _COPY_RUN * len(dst)
         (_copy_runs if long else _gather_runs)(out, source, dst, src, count)
     return torch.from_numpy(out).view(flat.dtype)
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    """The same bits as integers of their size; the same memory where it is contiguous."""
+    return tensor.contiguous().view(_BYTE_VIEWS[tensor.element_size()])
 
 
 def _copy_runs(out: Array, source: Array, dst: Ints, src: Ints, count: Ints) -> None:
@@ -255,7 +259,11 @@ def gather_cp(shards: Sequence[Tensor], layout: PackedLayout) -> Tensor:
         return shards[0]
     out = shards[0].new_empty(layout.total, *shards[0].shape[1:])
     for rank, shard in enumerate(shards):
-        out.index_copy_(0, layout.global_slots(rank).to(out.device), shard)
+        slots = layout.global_slots(rank).to(out.device)
+        if shard.requires_grad or shard.element_size() not in _BYTE_VIEWS:
+            out.index_copy_(0, slots, shard)
+        else:  # as integers: torch cannot copy unsigned and 8-bit float dtypes by index
+            _as_integers(out).index_copy_(0, slots, _as_integers(shard))
     return out
 
 

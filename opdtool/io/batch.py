@@ -92,6 +92,7 @@ class Batch:
         self.others = tuple(
             sorted({n for part in self._parts for n in part.source.names()} - set(kinds))
         )
+        self._refuse_dtypes()
         found = [
             read_lengths(part.source, part.path, part.rows, part.width) for part in self._parts
         ]
@@ -99,6 +100,19 @@ class Batch:
             [lengths for lengths, _ in found]
         )
         self.lengths_from = found[0][1]
+
+    def _refuse_dtypes(self) -> None:
+        """Ids are integers; masks are numbers that can be multiplied, which 8-bit floats cannot."""
+        for name, kinds, wanted in (
+            ("input_ids", "IU", "an integer dtype is expected"),
+            ("token_mask", "BIUF", "store it as a bool, an integer or a float of 16 bits or more"),
+            ("sample_mask", "BIUF", "store it as a bool, an integer or a float of 16 bits or more"),
+        ):
+            info = self._infos.get(name)
+            if info is None:
+                continue
+            if info.dtype[0] not in kinds or (info.dtype[0] == "F" and info.itemsize == 1):
+                raise InputError(f"{self._parts[0].path}: {name} is {info.dtype}; {wanted}")
 
     def _classify(self, row_aligned: Collection[str]) -> dict[str, Kind]:
         """Which tensors have rows, and which have tokens; all files must agree on them."""
@@ -328,8 +342,8 @@ def open_batch(
 
     Raises:
         InputError: a file that cannot be read; no tensor that tells B and S; no rows; files
-            that disagree; lengths that are negative, past S or not integers; an
-            ``attention_mask`` that is needed and is no right-padded prefix, or that
+            that disagree; ids or lengths that are not integers; lengths that are negative or
+            past S; an ``attention_mask`` that is needed and is no right-padded prefix, or that
             contradicts ``input_lengths``.
     """
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)

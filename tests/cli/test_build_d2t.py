@@ -200,7 +200,7 @@ OUT = ["-o", "out.safetensors", "--draft-vocab-size", "1", "--vocab-size", "9"]
         (BATCH, [*OUT, "--must-include", "1,x"], "'x' is no id"),
         (BATCH, [*OUT, "--sweep", "10"], "cannot be taken from 9"),
         (BATCH | {"token_mask": torch.zeros(1, 2)}, OUT, "no token was counted"),
-        (BATCH | {"input_ids": torch.zeros(1, 2)}, OUT, "input_ids is torch.float32"),
+        (BATCH | {"input_ids": torch.zeros(1, 2)}, OUT, "input_ids is F32"),
         (BATCH | {"token_mask": torch.tensor([[1.0, float("nan")]])}, OUT, "token_mask"),
         ({"x": torch.zeros(3)}, OUT, "input_ids"),
     ],

@@ -275,7 +275,7 @@ def test_masks_of_another_shape_are_refused(tmp_path: Path) -> None:
     batch = opened(
         tmp_path,
         {
-            "input_ids": torch.ones(3, 4),
+            "input_ids": torch.ones(3, 4).int(),
             "sample_mask": torch.ones(3, 1),
             "token_mask": torch.ones(3, 4, 1),
         },
@@ -284,14 +284,14 @@ def test_masks_of_another_shape_are_refused(tmp_path: Path) -> None:
         batch.sample_mask()
     with pytest.raises(InputError, match=r"token_mask is \[3, 4, 1\]; \[3, 4\] is expected"):
         batch.token_mask()
-    batch = opened(tmp_path, {"input_ids": torch.ones(3, 4), "sample_mask": torch.ones(5)})
+    batch = opened(tmp_path, {"input_ids": torch.ones(3, 4).int(), "sample_mask": torch.ones(5)})
     with pytest.raises(InputError, match=r"sample_mask is \[5\]; a tensor with 3 rows"):
         batch.sample_mask()
-    assert opened(tmp_path, {"input_ids": torch.ones(3, 4)}).sample_mask() is None
+    assert opened(tmp_path, {"input_ids": torch.ones(3, 4).int()}).sample_mask() is None
 
 
 def test_names_are_those_of_the_rename(tmp_path: Path) -> None:
-    save_file({"ids": torch.ones(3, 4), "mask": torch.ones(3, 4)}, tmp_path / "a.safetensors")
+    save_file({"ids": torch.ones(3, 4).int(), "mask": torch.ones(3, 4)}, tmp_path / "a.safetensors")
     rename = {"input_ids": "ids", "token_mask": "mask"}
     batch = open_batch(tmp_path / "a.safetensors", rename=rename)
     assert batch.token_aligned == ("input_ids", "token_mask")

@@ -36,7 +36,6 @@ def child(request: dict[str, Any], out: int, err: int) -> None:
     from opdtool.cli.main import main
 
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if request.get("stdout") == "closed":
         read, out = os.pipe()
@@ -52,6 +51,7 @@ def child(request: dict[str, Any], out: int, err: int) -> None:
     if request.get("plain"):
         drop_capabilities()
     sys.argv = ["opdtool", *request["argv"]]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
 
 
@@ -107,6 +107,7 @@ def serve() -> None:
     import opdtool
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # of a fork that has not begun its command
     for module in pkgutil.walk_packages(opdtool.__path__, "opdtool."):
         if module.name != "opdtool.__main__":
             importlib.import_module(module.name)
