@@ -268,3 +268,18 @@ def test_processes_that_compute_something_else_are_told_from_simulated_ranks(
     found = report(cli, "--tp", 2, "--ranks", "spawn", "--cases", 2, status=1)
     assert failed(found) == {"OPD714"}
     assert found["checks"][-1]["first"][0]["tensor"] == "routed"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("ranks", ["simulated", "spawn"])
+def test_ranks_that_share_a_gpu_agree(cli: Cli, ranks: str) -> None:
+    # cuda:0 is everybody's, so the processes meet over gloo.
+    report(cli, "--tp", 2, "--ranks", ranks, "--device", "cuda:0", "--cases", 2, status=0)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_ranks_with_a_gpu_each_agree_over_nccl(cli: Cli) -> None:
+    found = report(cli, "--tp", 2, "--ranks", "spawn", "--device", "cuda", "--cases", 2, status=0)
+    assert found["checks"][-1]["status"] == "pass"

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from opdtool.cli.main import run
 
@@ -107,51 +109,83 @@ def test_a_mask_is_judged_the_same_however_the_ranks_are_run(
     assert "error: " not in stderr
 
 
-def processes_under(parent: int) -> dict[int, int]:
-    """The spawned ranks of a process by rank: children whose command line is multiprocessing's."""
+def children(parent: int) -> list[int]:
+    """The processes that a process has started, the first first."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-            words = (stat.parent / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if int(fields[1]) == parent and any(b"spawn_main" in word for word in words):
+        if int(fields[1]) == parent:
             found.append(int(stat.parent.name))
-    return dict(enumerate(sorted(found)))
+    return sorted(found)
+
+
+def processes_under(parent: int) -> list[int]:
+    """The spawned ranks of a process: children whose command line is multiprocessing's."""
+    return [
+        pid
+        for pid in children(parent)
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A batch that takes seconds to pack."""
+    path = tmp_path_factory.mktemp("data") / "batch.safetensors"
+    random = torch.Generator().manual_seed(0)
+    B, S = 4096, 2048
+    save_file(
+        {
+            "input_ids": torch.randint(0, 1000, (B, S), generator=random),
+            "input_lengths": torch.randint(1, S + 1, (B,), generator=random),
+            "values": torch.rand(B, S, 2, generator=random),
+        },
+        path,
+    )
+    return path
+
+
+def moments() -> list[object]:
+    """When a rank is killed: while ranks start, and while they work; one of each by default."""
+    return [
+        pytest.param(phase, number, marks=[pytest.mark.slow] if number else [])
+        for phase in ("starting", "working")
+        for number in range(4)
+    ]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
-@pytest.mark.parametrize(
-    "moment", [pytest.param(m, marks=pytest.mark.slow) if m else m for m in range(6)]
-)
+@pytest.mark.parametrize(("phase", "number"), moments())
 def test_a_rank_killed_at_a_random_moment_ends_the_run_with_clean_output(
-    moment: int, tmp_path: Path
+    phase: str, number: int, batch: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
     process = subprocess.Popen(
-        [*OPDTOOL, *PACK, "--tp", "2", "--cp", "2", "--ranks", "spawn", "--timeout", "30",
-         "-o", str(out)],
+        [*OPDTOOL, "pack", str(batch), "--max-tokens", "8192", "--tp", "2", "--cp", "2",
+         "--ranks", "spawn", "--timeout", "30", "-o", str(tmp_path / "out")],
         cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     limit = time.monotonic() + 60
-    while len(processes_under(process.pid)) < 4:
+
+    def reached() -> bool:
+        if phase == "starting":
+            return len(processes_under(process.pid)) == 4
+        return any(tmp_path.glob(".out.tmp-*/*"))
+
+    while not reached():
         assert process.poll() is None
         assert time.monotonic() < limit
         time.sleep(0.02)
-    time.sleep(random.uniform(0, 3.0))  # torch is being imported, or the work is being done
-    rank = random.randrange(4)
+    time.sleep(random.uniform(0, 1.2 if phase == "starting" else 0.3))
     ranks = processes_under(process.pid)
-    killed = len(ranks) == 4
-    if killed:
-        os.kill(ranks[rank], signal.SIGKILL)
+    rank = random.randrange(4)
+    assert len(ranks) == 4
+    os.kill(ranks[rank], signal.SIGKILL)
     started = time.monotonic()
     _, stderr = process.communicate(timeout=60)
     assert time.monotonic() - started < 30
-    if process.returncode == 0:  # it came too late: then all is there
-        assert (out / "manifest.json").exists()
-        return
-    assert killed
     assert process.returncode == 3
     assert re.fullmatch(
         r"error: rank [0-3] of 4 \(tp [01], cp [01]\) was killed by signal 9 \(SIGKILL\)\n", stderr
@@ -159,9 +193,44 @@ def test_a_rank_killed_at_a_random_moment_ends_the_run_with_clean_output(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_input_that_a_rank_refuses_is_one_error_on_all_ranks(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_killed_under_torchrun_ends_the_run_with_clean_output(
+    rank: int, batch: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [*TORCHRUN, "pack", str(batch), "--max-tokens", "8192", "--tp", "2", "--cp", "2",
+         "-o", str(tmp_path / "out")],
+        cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    limit = time.monotonic() + 90
+    while not any(tmp_path.glob(".out.tmp-*/*")):
+        assert process.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    time.sleep(random.uniform(0, 0.3))
+    ranks = {
+        int(line.split(b"=")[1]): pid
+        for pid in children(process.pid)
+        for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if line.startswith(b"RANK=")
+    }
+    assert sorted(ranks) == [0, 1, 2, 3]
+    os.kill(ranks[rank], signal.SIGKILL)
+    started = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - started < 30
+    assert process.returncode == 1  # torchrun's own
+    assert {int(code) for code in re.findall(r"exitcode\s*: (-?\d+)", stderr)} == {3, -9}
+    said = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert re.match(rf"error: rank {rank} of 4.* has died", said[0])
+    # A run that was killed leaves its lock, hidden and empty; the next run takes it.
+    assert {path.name for path in tmp_path.iterdir()} <= {".out.lock"}
 
+
+def test_an_input_that_a_rank_refuses_is_one_error_on_all_ranks(tmp_path: Path) -> None:
     batch = load_file(FIXTURES / "batch.safetensors")
     batch["token_mask"][3, 5] = float("nan")
     path = tmp_path / "bad.safetensors"

@@ -122,6 +122,35 @@ def test_ranks_in_different_collectives_are_an_error_and_no_hang() -> None:
         run_simulated(2, work)
 
 
+def test_groups_of_a_grid_exchange_apart_from_each_other() -> None:
+    def work(everyone: SimulatedGroup) -> list[list[int]]:
+        pair = [0, 1] if everyone.rank < 2 else [2, 3]
+        group = everyone.among(pair)
+        assert (group.rank, group.size) == (everyone.rank % 2, 2)
+        # The second pair meets three times, the first once: neither waits for the other.
+        rounds = 1 if everyone.rank < 2 else 3
+        mine = torch.tensor([everyone.rank])
+        found = [[int(t) for t in group.all_gather(mine)] for _ in range(rounds)]
+        return [*found, [int(t) for t in everyone.all_gather(mine)]]
+
+    whole = [0, 1, 2, 3]
+    assert run_simulated(4, work) == [
+        [[0, 1], whole],
+        [[0, 1], whole],
+        [[2, 3], [2, 3], [2, 3], whole],
+        [[2, 3], [2, 3], [2, 3], whole],
+    ]
+
+
+def test_ranks_that_wait_in_groups_that_cannot_both_meet_are_an_error_and_no_hang() -> None:
+    def work(everyone: SimulatedGroup) -> None:
+        pair = {0: [0, 1], 1: [1, 2], 2: [2, 0]}[everyone.rank]
+        everyone.among(pair).all_gather(torch.zeros(1))
+
+    with pytest.raises(InputError, match=r"rank 0 entered all_gather with ranks 0, 1, rank 1 "):
+        run_simulated(3, work)
+
+
 def test_a_message_wider_than_its_receiver_expects_is_an_error() -> None:
     with pytest.raises(InputError, match=r"rank 0 expects 3 columns of rank 0, which sends 2"):
         run_simulated(2, lambda g: g.all_to_all([torch.zeros(2)] * 2, [3, 2]))
