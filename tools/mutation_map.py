@@ -9,6 +9,14 @@ _PACKING = (
     "tests/core/test_masks.py",
     "tests/properties/test_packing.py",
 )
+_BINNING = ("tests/core/test_binning.py", "tests/properties/test_binning.py")
+_PLAN = ("tests/core/test_plan.py", "tests/properties/test_plan.py")
+_VOCAB = ("tests/core/test_vocab.py", "tests/core/test_vocab_ranks.py")
+_DRAFT = ("tests/checks/test_vocab.py", "tests/cli/test_verify_d2t.py")
+_MASKS = ("tests/checks/test_masks.py", "tests/cli/test_verify_mask.py")
+_CONTENT = ("tests/checks/test_content.py", "tests/cli/test_verify_pack.py")
+_TEACHER = ("tests/checks/test_teacher.py", "tests/cli/test_reconstruct.py")
+_RANKS = ("tests/cli/test_simulate.py",)
 
 TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/offsets", ("tests/core/test_offsets.py", *_PACKING)),
@@ -16,5 +24,46 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/packing", ("tests/core/test_packing_edges.py", *_PACKING)),
     ("core/masks", ("tests/core/test_masks.py", "tests/core/test_packing_edges.py")),
     ("core/metrics", ("tests/core/test_metrics.py",)),
-    ("core/plan", ("tests/core/test_plan.py", "tests/cli/test_pack.py")),
+    ("core/plan", _PLAN),
+    ("core/binning", _BINNING),
+    ("core/binning_arrival", _BINNING),
+    ("core/binning_classes", _BINNING),
+    ("core/binning_spread", _BINNING),
+    ("core/counting", ("tests/core/test_counting.py",)),
+    ("core/vocab", _VOCAB),
+    ("core/exchange", _VOCAB[::-1]),
+    ("core/teacher", ("tests/core/test_teacher.py",)),
+    ("core/rebuild", ("tests/core/test_rebuild.py", "tests/cli/test_reconstruct.py")),
+    ("core/divergence", ("tests/core/test_divergence.py",)),
+    ("core/compare", ("tests/core/test_compare.py",)),
+    ("checks/compare", ("tests/cli/test_compare.py",)),
+    ("checks/inspect", ("tests/cli/test_inspect.py",)),
+    ("checks/vocab", _DRAFT),
+    ("checks/vocab_case", _DRAFT),
+    ("checks/vocab_faults", _DRAFT),
+    ("checks/vocab_fit", _DRAFT),
+    ("checks/vocab_logits", ("tests/cli/test_map_d2t.py",)),
+    ("checks/layout", (*_MASKS, *_CONTENT)),
+    ("checks/masks", _MASKS),
+    ("checks/masks_findings", _MASKS),
+    ("checks/masks_sample", _MASKS),
+    ("checks/masks_verdict", _MASKS),
+    ("checks/faults_masks", _MASKS),
+    ("checks/faults_places", (*_MASKS, *_CONTENT)),
+    ("checks/faults_search", (*_MASKS, *_CONTENT)),
+    ("checks/diagnose", (*_MASKS, *_CONTENT)),
+    ("checks/hypotheses", (*_MASKS, *_CONTENT)),
+    ("checks/recipes", (*_MASKS, *_CONTENT)),
+    ("checks/recipes_values", (*_MASKS, *_CONTENT)),
+    ("checks/content", _CONTENT),
+    ("checks/content_verdict", _CONTENT),
+    ("checks/faults_content", _CONTENT),
+    ("checks/teacher", _TEACHER),
+    ("checks/teacher_evidence", _TEACHER),
+    ("checks/faults_teacher", _TEACHER),
+    ("checks/faults_teacher_search", _TEACHER),
+    ("checks/ranks", _RANKS),
+    ("checks/ranks_cases", _RANKS),
+    ("checks/ranks_judge", _RANKS),
+    ("checks/ranks_reference", _RANKS),
 )

@@ -193,3 +193,19 @@ def test_one_shard_is_the_pack_itself_and_not_a_copy() -> None:
 def test_the_packed_mask_keeps_weights_of_a_row_of_one_token_out() -> None:
     mask = pack_rolled_draft_token_mask(torch.ones(2, 3), torch.ones(2), (0, 1, 4), (0, 2, 5))
     assert mask.tolist() == [[0, 0, 1, 1, 0]]
+
+
+def test_many_short_runs_are_gathered_block_by_block() -> None:
+    lengths = [30 + n % 25 for n in range(900)]
+    cu = slow.cumulative(lengths)
+    cu_padded = slow.cumulative([slow.pad_length(n, 4) for n in lengths])
+    assert cu[-1] > 1 << 15  # more than are gathered at a time
+    values = features(900, 60).to(torch.int32)
+    packed = pack_input_ids(values, cu, cu_padded, 1, 2, -1)
+    assert packed[0].tolist() == slow.pack(values.numpy(), cu, cu_padded, 1, 2, -1).tolist()
+
+
+def test_a_single_wide_token_is_packed_whole() -> None:
+    layout = PackedLayout.from_cu_seqlens((0, 1), (0, 2))
+    packed = pack_rows(features(1, 1, 100), layout)
+    assert packed.tolist() == [features(100, 1).flatten().tolist(), [0] * 100]
