@@ -81,7 +81,9 @@ def diagnose(cases: Sequence[PackCase], forms: Sequence[Form]) -> tuple[Diagnosi
 
 def explain(cases: Sequence[PackCase], forms: Sequence[Form]) -> list[Explanation]:
     """The explanations behind :func:`diagnose`: all exact ones, else pairs, else a likely one."""
-    failing = [case for case in cases if case.mismatches or case.layout is None]
+    failing = [
+        case for case in cases if case.slots.total and (case.mismatches or case.layout is None)
+    ]
     if not failing:
         return []
     screens = [_screen(case) for case in failing[:MOST_CASES]]

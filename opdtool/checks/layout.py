@@ -22,11 +22,6 @@ from opdtool.core.layout import PackedLayout, PackGeometry
 from opdtool.findings import MAX_PLACES, Finding, Scalar, Status
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded")
-OFFSETS = {
-    "OPD101": "dtype",
-    "OPD102": "start",
-    "OPD103": "order",
-}
 INTEGERS = (
     torch.int8,
     torch.int16,
@@ -138,7 +133,8 @@ def check_layout(given: PackVectors) -> LayoutOutcome:
 def _rows(given: PackVectors) -> tuple[Ints, LayoutOutcome]:
     """The batch row of each segment that holds one, checked."""
     B = len(given.lengths)
-    segments = [len(v) - 1 for v in (given.cu_seqlens_padded, given.cu_seqlens) if v is not None]
+    vectors = (given.cu_seqlens_padded, given.cu_seqlens)
+    segments = [v.numel() - 1 for v in vectors if v is not None]
     rows = np.arange(B, dtype=np.int64)
     empty = np.zeros(0, dtype=np.int64)
     outcome = LayoutOutcome(rows=empty, lengths=empty)
@@ -182,8 +178,8 @@ def _dtype(values: Tensor) -> str:
 def _offsets(values: Tensor | None, name: str, outcome: LayoutOutcome) -> Ints | None:
     """A vector as int64 [N+1], its own checks made; None where it cannot be used as numbers."""
     if values is None:
-        for code, what in OFFSETS.items():
-            outcome.add(code, "skip", f"the dump has no {name}: {what} not checked", tensor=name)
+        message = f"the dump has no {name}: its dtype, start and order are not checked"
+        outcome.add("OPD101", "skip", message, tensor=name)
         return None
     if values.dtype not in INTEGERS:
         message = f"has dtype {_dtype(values)}; cumulative lengths are integers, such as int32"
@@ -413,7 +409,7 @@ def _real_lengths(
         }
         for i in differ
     ]
-    message = "real lengths differ from the batch's"
+    message = f"segments past the {n} rows hold real tokens; they come from no row of the batch"
     if places:
         message = (
             f"sequence {places[0]['sequence']} has a real length of {places[0]['actual']}; "
@@ -481,7 +477,7 @@ def _name_lengths(found: Ints, real: Ints, given: PackVectors, outcome: LayoutOu
         outcome.faults["lengths-off-by-one"] = "every real length is one less than in the batch"
     elif len(found) == n and n and (found == lengths + 1).all():
         outcome.faults["lengths-off-by-one"] = "every real length is one more than in the batch"
-    elif len(found) == n and n and np.array_equal(real[:n], true[:-1]):
+    elif len(found) == n and n and np.array_equal(real[:n], true[:-1]) and real[n] != true[n]:
         outcome.faults.setdefault(
             "cu-seqlens-wrong-end", f"cu_seqlens ends at {real[n]}, the batch at {true[-1]}"
         )

@@ -42,14 +42,14 @@ def as_numbers(values: Tensor) -> Values:
     return values.to(torch.float32).numpy()
 
 
-def as_keys(values: Tensor, wide: bool = False) -> Values:
+def as_keys(values: Tensor, wide: bool = False, floats: bool = False) -> Values:
     """One int64 a token [n, ...] -> [n], equal where the token is (0.0 and -0.0 are one, and
     every NaN is itself). Tokens with further dimensions are hashed.
 
-    Floats are compared as float32, or with ``wide`` as float64, which hold every narrower
-    dtype exactly.
+    Floats, and with ``floats`` all numbers, are compared as float32, or with ``wide`` as
+    float64, which hold every narrower dtype exactly.
     """
-    if values.is_floating_point():
+    if floats or values.is_floating_point():
         values = values.to(torch.float64 if wide else torch.float32) + 0.0
         values = values.contiguous().view(torch.int64 if wide else torch.int32)
     bits = values.to(torch.int64).numpy()

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from opdtool.ranks.topology import Topology
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded", "sequence_index")
-EXACT_IN_FLOAT64 = ("F64", "I64", "U64", "I32", "U32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +112,7 @@ def verify(job: VerifyMaskJob, world: Ranks) -> Report:
         geometry = opened.geometry
         checked = _check_all(opened, world)
         check_renames(job.rename, batch, files)
+        _refuse_nothing(job, checked)
         several = len(checked) > 1
         findings = merge_findings([(entry.name, entry.outcome.findings) for entry in checked])
         packs = [entry.pack for entry in checked if entry.pack is not None]
@@ -130,6 +130,17 @@ def verify(job: VerifyMaskJob, world: Ranks) -> Report:
             stats=_stats(checked, batch),
             sections=_sections(packs, ids, several),
             inputs=tuple(path.name for path in job.dump),
+        )
+
+
+def _refuse_nothing(job: VerifyMaskJob, checked: Sequence[Checked]) -> None:
+    """Refuse a dump of no slots for a batch of no tokens: there is nothing to check."""
+    slots = sum(sum(entry.pack.case.slots.sizes) for entry in checked if entry.pack)
+    tokens = sum(int(entry.outcome.lengths.sum()) for entry in checked)
+    if slots == tokens == 0 and all(entry.pack is not None for entry in checked):
+        raise InputError(
+            f"{job.dump[0]}: {job.mask_name} has no slots and the batch no tokens; "
+            "nothing was checked"
         )
 
 

@@ -46,7 +46,7 @@ from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
 from opdtool.findings import Finding, Report, Status
 from opdtool.io.batch import Batch, open_batch
-from opdtool.io.tensors import TensorInfo, check_renames
+from opdtool.io.tensors import TORCH_DTYPES, TensorInfo, check_renames
 
 if TYPE_CHECKING:
     from opdtool.cli.verify_pack import VerifyPackJob
@@ -59,6 +59,8 @@ DERIVED: Mapping[str, Kind] = {
     "position_ids": "positions",
 }
 MASK = "draft_token_mask"
+WIDE = frozenset({"F64", "I64", "U64", "I32", "U32"})
+"""Dtypes whose values float32 does not hold."""
 NOT_CONTENT = (MASK, "cu_seqlens", "cu_seqlens_padded", "sequence_index", "input_lengths")
 
 
@@ -272,6 +274,8 @@ def _wrong_dtype(run: PackRun, pack: DumpPack, name: str) -> str | None:
     source = "input_ids" if name == "target_ids" else name
     integers = name == "position_ids" or not run.batch.info(source).torch_dtype.is_floating_point
     found = {run.files.source(path).info(name).torch_dtype for path in pack.files}
+    if name not in DERIVED:
+        return None
     if len(found) > 1:
         return f"has another dtype on every rank: {', '.join(sorted(map(str, found)))}"
     if integers == found.pop().is_floating_point:
@@ -365,8 +369,11 @@ def _check_tensor(
     size = prod(shape[0].token)
     stored = {run.files.source(path).info(name).dtype for path in pack.files}
     batch_has = kind != "positions"
-    wide = "F64" in stored or (batch_has and run.batch.info(source).dtype == "F64")
-    decode = partial(as_keys, wide=wide)
+    if batch_has:
+        stored.add(run.batch.info(source).dtype)
+    floats = kind == "strict" and any(TORCH_DTYPES[each].is_floating_point for each in stored)
+    wide = bool(stored & WIDE)
+    decode = partial(as_keys, wide=wide, floats=floats)
     case = ContentCase(
         slots=Slots(
             pieces=[
@@ -405,7 +412,6 @@ def _check_tensor(
     if case.mismatches:
         case.sample = sample_slots(case.slots.total, scan.wrong)
     found = ContentPack(name=pack.name, tensor=name, case=case, scan=scan, hashed=size > 1)
-    floats = batch_has and run.batch.info(source).torch_dtype.is_floating_point
     if floats and size == 1:
         _as_floats(scan.values, wide)
         _as_floats(scan.padding, wide)

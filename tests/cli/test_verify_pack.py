@@ -247,3 +247,18 @@ def test_inputs_that_are_no_pack_are_refused(cli: Cli, batch: Path, tmp_path: Pa
     outcome = cli("verify-pack", path, "--batch", batch)
     assert outcome.status == 2
     assert "[3, 4]" in outcome.err
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64])
+def test_a_mask_in_another_dtype_is_the_same_mask_and_float_ids_are_no_ids(
+    cli: Cli, batch: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    out = packed(cli, batch, tmp_path)
+    path = out / "pack-00000.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "token_mask": tensors["token_mask"].to(dtype)}, path)
+    assert cli("verify-pack", out, "--batch", batch).status == 0
+    save_file({**tensors, "input_ids": tensors["input_ids"].double()}, path)
+    outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
+    assert outcome.status == 1
+    assert "F64" in checks(report_of(outcome), "OPD201")[0]["message"]
