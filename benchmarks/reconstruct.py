@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.harness import Row, main, run
-from opdtool.cli.reconstruct_engine import sizes_for
 from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
 from opdtool.cli.reconstruct_run import run as reconstruct
+from opdtool.cli.reconstruct_sizes import sizes_for
 from opdtool.io.checkpoints import HeadSpec
 from opdtool.io.writer import TensorFileWriter, TensorSpec, save_tensors
 

@@ -10,11 +10,9 @@ Legend: P positions of a tile, v columns of a slice, H width of the hidden state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,111 +21,23 @@ from torch import Tensor
 from opdtool.cli.reconstruct_bounds import variant_bound
 from opdtool.cli.reconstruct_files import Files, runs
 from opdtool.cli.reconstruct_plan import HeadAt, Plan
+from opdtool.cli.reconstruct_results import Extent, RankResult
+from opdtool.cli.reconstruct_sizes import (
+    Room,
+    ahead,
+    is_wide,
+    judged_columns,
+    norms_of,
+    sizes_for,
+)
 from opdtool.core.compare import Comparison, RowsAndColumns
 from opdtool.core.divergence import DivergenceSums, SoftmaxSums
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import RIGHT, Slots, Variant, slots_of
 from opdtool.core.teacher import rms_norm
 
-T = TypeVar("T")
 WriteTile = Callable[[int, int, Tensor], None]
 """(first slot, first column of the rank's window, logits [P, v]) to the rank's file."""
-
-MOST_COLUMNS, MOST_POSITIONS = 8192, 1024
-LEAST_COLUMNS, LEAST_POSITIONS = 64, 16
-
-
-@dataclass(slots=True)
-class Extent:
-    """The range of the finite logits, how many are not finite, and the first places of those."""
-
-    low: float = float("inf")
-    high: float = float("-inf")
-    not_finite: int = 0
-    first: list[tuple[int, int, float]] = field(default_factory=list)
-    """(slot, column, value)."""
-
-    def merge(self, other: Extent) -> None:
-        """Take in another part."""
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        self.not_finite += other.not_finite
-        self.first = (self.first + other.first)[:10]
-
-
-@dataclass(slots=True)
-class RankResult:
-    """What one rank found. Per-position values are in the order of ``slots`` (local slots)."""
-
-    tp_rank: int
-    cp_rank: int
-    slots: Ints
-    unit: Ints
-    position: Ints
-    extent: Extent
-    comparison: Comparison | None = None
-    divergence: DivergenceSums | None = None
-    softmax: SoftmaxSums | None = None
-    token_logits: Tensor | None = None
-    row_norms: Tensor = field(default_factory=lambda: torch.zeros(2, 0))
-    """The 2-norms and 4-norms of the hidden states, [2, n]."""
-    greatest_norms: tuple[float, float] = (0.0, 0.0)
-    """The greatest 2-norm and 4-norm of the head's rows."""
-    share: int = 0
-    """Which of the data-parallel replicas' shares of the units this is."""
-    written: Sequence[Mapping[str, object]] = ()
-
-    def to_cpu(self) -> RankResult:
-        """The same, fit to travel to another process."""
-        for sums in (self.comparison, self.divergence, self.softmax):
-            if sums is not None:
-                sums.to_cpu()
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much is taken at a time."""
-
-    block: int
-    tile: int
-    columns: int
-
-
-def sizes_for(plan: Plan) -> Sizes:
-    """The largest tiles and blocks whose buffers fit in the plan's memory.
-
-    The matrix library packs operands beside our own buffers, so a part is left to it.
-    """
-    compute = plan.compute.itemsize
-    wide = 4 if is_wide(plan) or compute != 2 else 0
-    recorded = sum(
-        2 * side.dtype.itemsize + 4 for side in (plan.reference, plan.student) if side is not None
-    )
-    budget = plan.budget * 3 // 5
-    columns, tile = MOST_COLUMNS, MOST_POSITIONS
-
-    def fixed() -> int:
-        stored = max([head.weight.dtype.itemsize for head in plan.heads.values()], default=0)
-        slices = columns * plan.width * (2 * stored + 2 * compute + 2 * wide)
-        rows = tile * plan.width * (4 + compute)
-        return slices + rows + tile * columns * (4 + 2 * compute + recorded)
-
-    while fixed() > budget // 2 and (columns > LEAST_COLUMNS or tile > LEAST_POSITIONS):
-        if columns > LEAST_COLUMNS and (columns >= 4 * tile or tile <= LEAST_POSITIONS):
-            columns //= 2
-        else:
-            tile //= 2
-    per_position = max(plan.width, 1) * (plan.payload.dtype.itemsize + compute + 4)
-    block = max(tile, (budget - min(fixed(), budget)) // per_position // tile * tile)
-    return Sizes(block=block, tile=tile, columns=columns)
-
-
-def is_wide(plan: Plan) -> bool:
-    """Whether products are kept in float32 instead of being rounded to the head's dtype.
-
-    Only a comparison with a reference needs that; it costs about twice the time in bfloat16.
-    """
-    return plan.reference is not None
 
 
 def run_rank(
@@ -202,7 +112,7 @@ class _Worker:
         self.sizes = sizes_for(plan)
         self.all: Slots = slots_of(plan.layout, cp_rank, plan.grid, variant)
         self.window = plan.window(tp_rank)
-        self.columns = _judged(self.window, plan.real, variant)
+        self.columns = judged_columns(self.window, plan.real, variant)
         self.order = self._order()
         self.lse = None if log_sum_exp is None else log_sum_exp[torch.from_numpy(self.order)]
         count = len(self.order)
@@ -235,7 +145,7 @@ class _Worker:
             self.result.softmax = SoftmaxSums(count, device)
             self.result.token_logits = torch.full((count,), torch.nan)
         self.hidden = self.norms = self.head = self.head_norms = None
-        self.room = _Room(device)
+        self.room = Room(device)
 
     hidden: Tensor | None
     head: Tensor | None
@@ -260,7 +170,7 @@ class _Worker:
 
     def tiles(self) -> Iterator[_Tile]:
         """All tiles in order, each read while the one before is worked on."""
-        return _ahead(self._reads())
+        return ahead(self._reads())
 
     def _reads(self) -> Iterator[Callable[[], _Tile]]:
         routes = self._routes()[self.order]
@@ -355,7 +265,7 @@ class _Worker:
             tile.hidden = None
             self.norms = None
             if self._bounded():
-                self.norms = _norms(self.hidden, self.sizes.tile)
+                self.norms = norms_of(self.hidden, self.sizes.tile)
                 at = slice(tile.at.start, tile.at.start + len(self.hidden))
                 self.result.row_norms[:, at] = torch.stack(self.norms).cpu()
         if tile.head is not None:
@@ -363,7 +273,7 @@ class _Worker:
             self.head = tile.head.to(self.device).to(plan.compute)
             tile.head = None
             if self._bounded():
-                self.head_norms = _norms(self.head, 512)
+                self.head_norms = norms_of(self.head, 512)
                 two, four = (float(norms.max()) for norms in self.head_norms)
                 kept = self.result.greatest_norms
                 self.result.greatest_norms = (max(kept[0], two), max(kept[1], four))
@@ -491,57 +401,8 @@ class _Worker:
                     write(start + low, first, torch.zeros(some, count, dtype=dtype))
 
 
-class _Room:
-    """Buffers kept from tile to tile: a fresh one costs the faulting-in of its pages."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._flat: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        size = int(np.prod(shape))
-        flat = self._flat.get((name, dtype))
-        if flat is None or len(flat) < size:
-            self._flat.pop((name, dtype), None)
-            flat = torch.empty(size, dtype=dtype, device=self._device)
-            self._flat[name, dtype] = flat
-        return flat[:size].view(shape)
-
-
-def _judged(window: slice, real: int, variant: Variant) -> slice:
-    """The columns of a window that hold logits, less those that a shift moves off the edge."""
-    low = max(window.start, -variant.column_shift)
-    high = min(window.stop, real, real - variant.column_shift, variant.columns or real)
-    return slice(min(low, high), high) if high > low else slice(window.start, window.start)
-
-
-def _norms(rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The 2-norms and 4-norms of rows, float32, a few rows at a time."""
-    parts = []
-    for low in range(0, len(rows), step):
-        square = rows[low : low + step].float().square()
-        total = square.sum(dim=-1)
-        parts.append((total.sqrt(), square.square_().sum(dim=-1).sqrt_().sqrt_()))
-    if not parts:
-        return torch.empty(0), torch.empty(0)
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-
 def _tokens_of(plan: Plan, result: RankResult) -> Tensor:
     """The token that each slot's logits are asked for, -1 for none."""
     assert plan.scored is not None
     slots = plan.layout.cu_seqlens_padded[result.unit] + result.position
     return torch.from_numpy(plan.scored.token[slots])
-
-
-def _ahead(jobs: Iterator[Callable[[], T]]) -> Iterator[T]:
-    """The results of jobs in order, the next one run in a thread meanwhile."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="opdtool-read") as pool:
-        waiting = None
-        for job in jobs:
-            coming = pool.submit(job)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = coming
-        if waiting is not None:
-            yield waiting.result()

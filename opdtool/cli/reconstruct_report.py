@@ -162,7 +162,10 @@ def _reference_figures(plan: Plan, found: Compared) -> dict[str, Any]:
         return {"value": number(float(values[at])), "place": place}
 
     assert plan.bound is not None
+    assert plan.reference is not None
     return {
+        "dtype": str(plan.reference.dtype).removeprefix("torch."),
+        "precision": str(plan.precision or plan.reference.dtype).removeprefix("torch."),
         "tolerance": plan.bound.describe(),
         "tolerance_terms": {
             "relative": plan.bound.relative,

@@ -13,7 +13,7 @@ import torch
 from opdtool.checks import teacher as checks
 from opdtool.checks.faults_teacher import diagnose
 from opdtool.cli.progress import progress
-from opdtool.cli.reconstruct_engine import RankResult, run_rank
+from opdtool.cli.reconstruct_engine import run_rank
 from opdtool.cli.reconstruct_evidence import FileEvidence
 from opdtool.cli.reconstruct_files import Files
 from opdtool.cli.reconstruct_find import shard_sizes
@@ -21,6 +21,7 @@ from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
 from opdtool.cli.reconstruct_merge import Part, compared, merge_ranks
 from opdtool.cli.reconstruct_plan import Plan, TensorAt
 from opdtool.cli.reconstruct_report import make_report
+from opdtool.cli.reconstruct_results import RankResult
 from opdtool.core.rebuild import Variant
 from opdtool.findings import Diagnosis, Finding, Report
 from opdtool.io.hashing import sha256_file, sha256_tensor

@@ -1,0 +1,60 @@
+"""What one rank finds: plain sums and places that travel between processes and merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from opdtool.core.compare import Comparison
+from opdtool.core.divergence import DivergenceSums, SoftmaxSums
+from opdtool.core.offsets import Ints
+
+
+@dataclass(slots=True)
+class Extent:
+    """The range of the finite logits, how many are not finite, and the first places of those."""
+
+    low: float = float("inf")
+    high: float = float("-inf")
+    not_finite: int = 0
+    first: list[tuple[int, int, float]] = field(default_factory=list)
+    """(slot, column, value)."""
+
+    def merge(self, other: Extent) -> None:
+        """Take in another part."""
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.not_finite += other.not_finite
+        self.first = (self.first + other.first)[:10]
+
+
+@dataclass(slots=True)
+class RankResult:
+    """What one rank found. Per-position values are in the order of ``slots`` (local slots)."""
+
+    tp_rank: int
+    cp_rank: int
+    slots: Ints
+    unit: Ints
+    position: Ints
+    extent: Extent
+    comparison: Comparison | None = None
+    divergence: DivergenceSums | None = None
+    softmax: SoftmaxSums | None = None
+    token_logits: Tensor | None = None
+    row_norms: Tensor = field(default_factory=lambda: torch.zeros(2, 0))
+    """The 2-norms and 4-norms of the hidden states, [2, n]."""
+    greatest_norms: tuple[float, float] = (0.0, 0.0)
+    """The greatest 2-norm and 4-norm of the head's rows."""
+    share: int = 0
+    """Which of the data-parallel replicas' shares of the units this is."""
+    written: Sequence[Mapping[str, object]] = ()
+
+    def to_cpu(self) -> RankResult:
+        """The same, fit to travel to another process."""
+        for sums in (self.comparison, self.divergence, self.softmax):
+            if sums is not None:
+                sums.to_cpu()
+        return self

@@ -1,0 +1,114 @@
+"""How much is taken at a time, the buffers it is kept in, and reading ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opdtool.cli.reconstruct_plan import Plan
+from opdtool.core.rebuild import Variant
+
+T = TypeVar("T")
+MOST_COLUMNS, MOST_POSITIONS = 8192, 1024
+LEAST_COLUMNS, LEAST_POSITIONS = 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is taken at a time."""
+
+    block: int
+    tile: int
+    columns: int
+
+
+def sizes_for(plan: Plan) -> Sizes:
+    """The largest tiles and blocks whose buffers fit in the plan's memory.
+
+    The matrix library packs operands beside our own buffers, so a part is left to it.
+    """
+    compute = plan.compute.itemsize
+    wide = 4 if is_wide(plan) or compute != 2 else 0
+    recorded = sum(
+        2 * side.dtype.itemsize + 4 for side in (plan.reference, plan.student) if side is not None
+    )
+    budget = plan.budget * 3 // 5
+    columns, tile = MOST_COLUMNS, MOST_POSITIONS
+
+    def fixed() -> int:
+        stored = max([head.weight.dtype.itemsize for head in plan.heads.values()], default=0)
+        slices = columns * plan.width * (2 * stored + 2 * compute + 2 * wide)
+        rows = tile * plan.width * (4 + compute)
+        return slices + rows + tile * columns * (4 + 2 * compute + recorded)
+
+    while fixed() > budget // 2 and (columns > LEAST_COLUMNS or tile > LEAST_POSITIONS):
+        if columns > LEAST_COLUMNS and (columns >= 4 * tile or tile <= LEAST_POSITIONS):
+            columns //= 2
+        else:
+            tile //= 2
+    per_position = max(plan.width, 1) * (plan.payload.dtype.itemsize + compute + 4)
+    block = max(tile, (budget - min(fixed(), budget)) // per_position // tile * tile)
+    return Sizes(block=block, tile=tile, columns=columns)
+
+
+def is_wide(plan: Plan) -> bool:
+    """Whether products are kept in float32 instead of being rounded to the head's dtype.
+
+    Only a comparison with a reference needs that; it costs about twice the time in bfloat16.
+    """
+    return plan.reference is not None
+
+
+class Room:
+    """Buffers kept from tile to tile: a fresh one costs the faulting-in of its pages."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flat: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = int(np.prod(shape))
+        flat = self._flat.get((name, dtype))
+        if flat is None or len(flat) < size:
+            self._flat.pop((name, dtype), None)
+            flat = torch.empty(size, dtype=dtype, device=self._device)
+            self._flat[name, dtype] = flat
+        return flat[:size].view(shape)
+
+
+def judged_columns(window: slice, real: int, variant: Variant) -> slice:
+    """The columns of a window that hold logits, less those that a shift moves off the edge."""
+    low = max(window.start, -variant.column_shift)
+    high = min(window.stop, real, real - variant.column_shift, variant.columns or real)
+    return slice(min(low, high), high) if high > low else slice(window.start, window.start)
+
+
+def norms_of(rows: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The 2-norms and 4-norms of rows, float32, a few rows at a time."""
+    parts = []
+    for low in range(0, len(rows), step):
+        square = rows[low : low + step].float().square()
+        total = square.sum(dim=-1)
+        parts.append((total.sqrt(), square.square_().sum(dim=-1).sqrt_().sqrt_()))
+    if not parts:
+        return torch.empty(0), torch.empty(0)
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def ahead(jobs: Iterator[Callable[[], T]]) -> Iterator[T]:
+    """The results of jobs in order, the next one run in a thread meanwhile."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="opdtool-read") as pool:
+        waiting = None
+        for job in jobs:
+            coming = pool.submit(job)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = coming
+        if waiting is not None:
+            yield waiting.result()
