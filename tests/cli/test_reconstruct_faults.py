@@ -461,3 +461,44 @@ def test_an_unknown_corruption_fails_and_gets_no_name(
         print(f"\nunknown corruptions: {checked} checked, {len(wrong)} wrong", end="")
     assert checked > 0.7 * len(seeds)
     assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["windows", "pieces"])
+def test_a_pack_that_was_cut_whole_is_named(kind: str, tmp_path: Path) -> None:
+    made = torch.Generator().manual_seed(3)
+    offsets = [0, 8, 12, 24]
+    hidden = torch.randn(1, 24, 16, generator=made)
+    head = torch.randn(40, 16, generator=made)
+    folder = tmp_path / "pack"
+    folder.mkdir()
+    save_file(
+        {
+            "teacher_full_hidden_states": hidden,
+            "cu_seqlens_padded": torch.tensor(offsets, dtype=torch.int32),
+        },
+        folder / "payload.safetensors",
+    )
+    save_file({"lm_head.weight": head}, folder / "head.safetensors")
+    full = hidden @ head.t()
+    cuts = {
+        "windows": [[*range(6), *range(18, 24)], list(range(6, 18))],
+        "pieces": [list(range(12)), list(range(12, 24))],
+    }
+    segments = [[0, 1, 6, 7, 8, 11, 12, 13, 14, 21, 22, 23], [2, 3, 4, 5, 9, 10, *range(15, 21)]]
+    for cut, fault in ((segments, None), (cuts[kind], "cp-split-whole-pack")):
+        paths = []
+        for rank, slots in enumerate(cut):
+            path = folder / f"r.cp{rank}of2.safetensors"
+            save_file({"teacher_logits": full[:, slots].contiguous()}, path)
+            paths.append(path)
+        report = run(
+            ReconstructJob(
+                payload=folder / "payload.safetensors",
+                heads=[HeadSpec(0, folder / "head.safetensors", None)],
+                reference=paths,
+                packed=True,
+                device="cpu",
+            )
+        )
+        assert names(report) == ([fault] if fault else [])
+        assert report.passed is (fault is None)
