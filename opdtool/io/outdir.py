@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from opdtool.io.atomic import Target, sync_directory, writing
-from opdtool.io.writer import TensorFileWriter, TensorSpec, WrittenFile, spec_of
+from opdtool.io.writer import TensorFileWriter, TensorSpec, WrittenFile, seal, spec_of
 
 MANIFEST = "manifest.json"
 
@@ -30,14 +30,28 @@ class OutputPart:
         name: str,
         specs: Iterable[TensorSpec],
         metadata: Mapping[str, str] | None = None,
+        *,
+        shared: bool = False,
     ) -> TensorFileWriter:
-        """A file of this directory to fill; a context manager."""
+        """A file of this directory to fill; a context manager.
+
+        A ``shared`` one is filled by several processes, and listed after :meth:`seal`.
+        """
         _refuse_path(name)
         writer = TensorFileWriter(
-            self._shown / name, list(specs), metadata=metadata, working=self.work / name
+            self._shown / name,
+            list(specs),
+            metadata=metadata,
+            working=self.work / name,
+            shared=shared,
         )
         self._writers.append(writer)
         return writer
+
+    def seal(self, name: str, specs: Iterable[TensorSpec], written: int) -> None:
+        """List a shared file, once all its writers are done with ``written`` bytes in all."""
+        _refuse_path(name)
+        self._added.append(seal(self.work / name, list(specs), written))
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> WrittenFile:
         """Write tensors that are in memory to a file of this directory."""

@@ -150,8 +150,14 @@ class TensorFileWriter:
         metadata: Mapping[str, str] | None = None,
         force: bool = False,
         working: Path | None = None,
+        shared: bool = False,
     ) -> None:
-        """``working``: where to write when a directory around it is itself being built."""
+        """``working``: where to write when a directory around it is itself being built.
+
+        ``shared``: several processes write parts of one file, each through a writer of its
+        own with the same specs. None of them hashes it, or knows whether it is whole: see
+        :func:`seal`.
+        """
         self._target = None if working else Target(path, force=force, directory=False)
         self.path = Path(path)
         self._working = self._target.temporary if self._target else working or self.path
@@ -159,12 +165,14 @@ class TensorFileWriter:
         self._fd = -1
         self._lock = threading.Lock()
         self._missing = {spec.name: spec.nbytes for spec in specs}
+        self._shared = shared
         self.result: WrittenFile | None = None
         try:
             header, self._begin = build_header(specs, metadata)
             self.size = len(header) + sum(spec.nbytes for spec in specs)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             with writing(self.path):
+                flags |= 0 if shared else os.O_EXCL
                 self._fd = os.open(self._working, flags, 0o666)
                 os.ftruncate(self._fd, self.size)
             self._put(memoryview(header), 0)
@@ -213,6 +221,11 @@ class TensorFileWriter:
             while done < data.nbytes:
                 done += os.pwrite(self._fd, data[done : done + (1 << 30)], offset + done)
 
+    @property
+    def written(self) -> int:
+        """How many bytes of tensors have come so far."""
+        return sum(spec.nbytes for spec in self._specs.values()) - sum(self._missing.values())
+
     def finish(self) -> WrittenFile:
         """Give the file its name. The hash goes on being computed."""
         if self.result is not None:
@@ -244,7 +257,7 @@ class TensorFileWriter:
             os.close(fd)
         if self._target is not None:
             self._target.release()
-        elif fd >= 0:
+        elif fd >= 0 and not self._shared:
             with contextlib.suppress(OSError):
                 os.unlink(self._working)
 
@@ -257,10 +270,31 @@ class TensorFileWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if kind is None and self._shared:
+            with writing(self.path):
+                os.fsync(self._fd)
+            self.abort()
+        elif kind is None:
             self.finish()
         else:
             self.abort()
+
+
+def seal(working: Path, specs: Sequence[TensorSpec], written: int) -> WrittenFile:
+    """A file that several shared writers have filled, once all are done: its size and hash.
+
+    ``written`` is the sum of what they say they wrote; a file that is not whole is refused.
+    """
+    header, _ = build_header(specs, None)
+    nbytes = sum(spec.nbytes for spec in specs)
+    with writing(working):
+        fd = os.open(working, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    size = os.fstat(fd).st_size
+    if written != nbytes or size != len(header) + nbytes:
+        os.close(fd)
+        raise RuntimeError(f"{working}: not written whole: {written} bytes of {nbytes}")
+    digest = workers().submit(_sync_and_hash, fd, size)
+    return WrittenFile(working.name, size, tuple(sorted(specs, key=lambda spec: spec.name)), digest)
 
 
 def _runs(
