@@ -22,8 +22,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
+if str(ROOT) not in sys.path:  # run as a script
+    sys.path.insert(0, str(ROOT))
+
+from docs.quick import quick_opdtool  # noqa: E402
+
 MARK = "__opdtool_docs__"
 
 
@@ -207,15 +212,17 @@ def run_commands(commands: Sequence[str], folder: Path) -> list[str]:
     env |= {"TERM": "dumb", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C.UTF-8"}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     env["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    with quick_opdtool(env) as quick:
+        env["PATH"] = f"{quick}{os.pathsep}{env['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(script)],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
     outputs = done.stdout.split(MARK)[:-1]
     if len(outputs) != len(commands):
         raise RuntimeError(f"{commands[len(outputs)]}: ended the shell: {done.stderr}")
@@ -267,7 +274,12 @@ def remade(page: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         folder = workspace(Path(scratch) / "data")
         prepare(text, folder)
-        return with_outputs(text, run_commands([c for _, _, c in commands_in(text)], folder))
+        commands = [command for _, _, command in commands_in(text)]
+        outputs = run_commands(commands, folder)
+    for command, output in zip(commands, outputs, strict=True):
+        if "internal error:" in output:
+            raise RuntimeError(f"{page}: `{command}` is broken:\n{output}")
+    return with_outputs(text, outputs)
 
 
 def main() -> None:
