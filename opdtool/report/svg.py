@@ -11,6 +11,8 @@ from opdtool.report.paint import MARKS, cells
 from opdtool.report.pictures import CHAR, ROW, STYLE, Picture, picture, words
 
 MARGIN = 16
+MANY = 40
+"""More checks that passed than this, as a suite has, are one line."""
 
 
 def svg(report: Report) -> str:
@@ -38,7 +40,12 @@ def _blocks(report: Report) -> Iterator[Picture]:
         yield _line(t.geometry_text(report), "dim")
     if report.findings:
         yield _gap()
+    passed = report.summary["passed"]
+    if passed > MANY:
+        yield _line(f"{MARKS['pass']} {t.count(passed)} checks passed", "pass")
     for finding in report.findings:
+        if finding.status == "pass" and passed > MANY:
+            continue
         text = f"{MARKS[finding.status]} {t.label(finding)}"
         wrong = t.wrong_of(finding) if finding.mismatches else ""
         yield _line(f"{text}  {wrong}".rstrip(), finding.status)

@@ -205,6 +205,18 @@ def test_svg_and_html_are_self_contained_and_the_svg_is_xml() -> None:
             assert "@import" not in text
 
 
+def test_a_picture_of_many_checks_shows_each_failure_and_counts_the_rest() -> None:
+    held = [
+        Finding(code="OPD301", name=f"held-{i}", status="pass", message="m") for i in range(200)
+    ]
+    failed = Finding(code="OPD302", name="failed", status="fail", message="m")
+    text = render(Report(command="check", findings=(*held, failed)), "svg")
+    assert "200 checks passed" in text
+    assert "OPD302 failed" in text
+    assert "held-" not in text
+    assert "held-7" in render(Report(command="check", findings=(*held, failed)), "html")
+
+
 def test_many_bars_are_drawn_as_columns_without_losing_one() -> None:
     labels = tuple(f"pack-{i:05}" for i in range(500))
     bars = Bars(title="u", labels=labels, values=(50.0,) * 500, limit=100.0)
