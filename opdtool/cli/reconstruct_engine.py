@@ -59,7 +59,7 @@ def run_rank(
     ``variant`` other than the right one makes what a fault would have made, to compare it alone
     with the reference; ``log_sum_exp`` [slots] is for a variant that subtracts it, and
     ``stop_at_mismatch`` ends at the first tile that differs. ``share`` (i, n) takes every n-th
-    unit alone, from unit i on.
+    tile of positions alone, from tile i on.
     """
     with torch.no_grad():
         worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp, share)
@@ -162,11 +162,18 @@ class _Worker:
         return taken
 
     def _order(self) -> Ints:
-        """The slots that have a token, each teacher's together."""
+        """The slots of this share that have a token, each teacher's together.
+
+        Whole tiles are shared out, so that each is the same product whoever computes it.
+        """
         routes = self._routes()
-        mine = self.all.unit % self.share[1] == self.share[0]
-        real = np.flatnonzero((self.all.source >= 0) & mine)
-        return real[np.argsort(routes[real], kind="stable")]
+        real = np.flatnonzero(self.all.source >= 0)
+        real = real[np.argsort(routes[real], kind="stable")]
+        teachers, first = np.unique(routes[real], return_index=True)
+        teacher = np.searchsorted(teachers, routes[real])
+        tile = (np.arange(len(real)) - first[teacher]) // self.sizes.tile
+        mine: Ints = real[(tile + teacher) % self.share[1] == self.share[0]]
+        return mine
 
     def tiles(self) -> Iterator[_Tile]:
         """All tiles in order, each read while the one before is worked on."""
@@ -391,7 +398,8 @@ class _Worker:
         wide = self.window.stop - self.window.start
         real = self.columns.stop - self.columns.start
         rows = max(1, self.sizes.tile * self.sizes.columns // max(wide, 1))
-        empty = np.flatnonzero(self.all.source < 0)
+        # Slots without a token belong to no tile: the first share writes them.
+        empty = np.flatnonzero((self.all.source < 0) & (self.share[0] == 0))
         for slots, first, count in ((empty, 0, wide), (self.order, real, wide - real)):
             if count == 0:
                 continue

@@ -49,7 +49,9 @@ class RankResult:
     greatest_norms: tuple[float, float] = (0.0, 0.0)
     """The greatest 2-norm and 4-norm of the head's rows."""
     share: int = 0
-    """Which of the data-parallel replicas' shares of the units this is."""
+    """Which of the data-parallel replicas' shares of the tiles this is."""
+    bytes_written: int = 0
+    """Into the rank's file, which the replicas fill together."""
     written: Sequence[Mapping[str, object]] = ()
 
     def to_cpu(self) -> RankResult:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,8 +85,12 @@ def _rebuild(
     with OutputDir(job.output, force=job.force) as out:
         nested = ranks.run_writing(out.work, rebuild_ranks, plan, str(out.work), str(job.output))
         results = [result for results in nested for result in results]
-        for result in results:
-            out.add_records(result.written)
+        if ranks.dp_size == 1:
+            for result in results:
+                out.add_records(result.written)
+        else:
+            for records in ranks.run(seal_shards, plan, str(out.work), _bytes_by_shard(results)):
+                out.add_records(records)
         manifest = make_manifest(
             "reconstruct",
             geometry=_geometry(plan),
@@ -102,12 +107,11 @@ def rebuild_ranks(
     topology: Topology, plan: Plan, work: str | None, shown: str | None = None
 ) -> list[RankResult]:
     """The results of all ranks that this call stands for; writes their files into ``work``, for
-    what will be ``shown``."""
-    if work is not None and topology.dp_rank:
-        return []  # one file a rank: the first replica writes it whole
-    share = (0, 1) if work is not None else (topology.dp_rank, topology.dp_size)
+    what will be ``shown``. Replicas fill one file together."""
+    share = (topology.dp_rank, topology.dp_size)
     places = [(t, c) for c in topology.cp_ranks for t in topology.tp_ranks]
     total = plan.layout.local_total * plan.columns // plan.tp_size * len(places)
+    total //= topology.dp_size
     results = []
     with Files(plan) as files, progress("reconstruct", total) as advance:
         for tp_rank, cp_rank in places:
@@ -116,14 +120,38 @@ def rebuild_ranks(
                 result = run_rank(*ranks, share=share, advance=advance)
             else:
                 part = OutputPart(Path(work), Path(shown or work))
-                shape = (plan.rows, plan.layout.local_total // plan.rows, _local_columns(plan))
-                spec = TensorSpec("teacher_logits", dtype_code(plan.compute), shape)
-                with part.tensor_file(plan.shard_name(tp_rank, cp_rank), [spec]) as file:
-                    write = partial(_write, file, shape[1])
-                    result = run_rank(*ranks, write=write, advance=advance)
-                result.written = part.records()
+                spec, shared = _shard_spec(plan), topology.dp_size > 1
+                name = plan.shard_name(tp_rank, cp_rank)
+                with part.tensor_file(name, [spec], shared=shared) as file:
+                    write = partial(_write, file, spec.shape[1])
+                    result = run_rank(*ranks, write=write, share=share, advance=advance)
+                result.written, result.bytes_written = part.records(), file.written
             results.append(result.to_cpu())
     return results
+
+
+def seal_shards(
+    topology: Topology, plan: Plan, work: str, written: Mapping[tuple[int, int], int]
+) -> list[dict[str, Any]]:
+    """Hash the files that the replicas filled together, shared out over all ranks."""
+    part = OutputPart(Path(work))
+    for place in topology.share_with_all(sorted(written)):
+        part.seal(plan.shard_name(*place), [_shard_spec(plan)], written[place])
+    return part.records()
+
+
+def _bytes_by_shard(results: Sequence[RankResult]) -> dict[tuple[int, int], int]:
+    """How much all replicas together wrote of each (tensor-, context-parallel) rank's file."""
+    written: dict[tuple[int, int], int] = {}
+    for result in results:
+        place = (result.tp_rank, result.cp_rank)
+        written[place] = written.get(place, 0) + result.bytes_written
+    return written
+
+
+def _shard_spec(plan: Plan) -> TensorSpec:
+    shape = (plan.rows, plan.layout.local_total // plan.rows, _local_columns(plan))
+    return TensorSpec("teacher_logits", dtype_code(plan.compute), shape)
 
 
 def try_ranks(
