@@ -109,6 +109,43 @@ def test_a_mask_is_judged_the_same_however_the_ranks_are_run(
     assert "error: " not in stderr
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("memory", [1 << 30, 1 << 20])
+def test_replicas_share_out_every_tile_of_a_rank_once(replicas: int, memory: int) -> None:
+    from opdtool.cli.reconstruct_engine import run_rank
+    from opdtool.cli.reconstruct_files import Files
+    from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
+    from opdtool.io.checkpoints import HeadSpec
+
+    heads = [HeadSpec(i, FIXTURES / f"teacher-{n}", None) for i, n in enumerate("ab")]
+    payload = FIXTURES / "teacher_hidden.safetensors"
+    plan = make_plan(ReconstructJob(payload=payload, heads=heads, cp=2, max_memory=memory))
+    cpu = torch.device("cpu")
+
+    def made(share: tuple[int, int]) -> tuple[list[int], dict[tuple[int, int], bytes]]:
+        pieces: dict[tuple[int, int], bytes] = {}
+
+        def write(slot: int, column: int, logits: torch.Tensor) -> None:
+            for row, values in enumerate(logits):
+                assert (slot + row, column) not in pieces
+                pieces[slot + row, column] = values.float().numpy().tobytes()
+
+        with Files(plan) as files:
+            result = run_rank(files, plan, 0, 1, cpu, write=write, share=share)
+        return result.slots.tolist(), pieces
+
+    slots, pieces = made((0, 1))
+    assert len(slots) > 100
+    shares = [made((i, replicas)) for i in range(replicas)]
+    assert sorted(slot for share, _ in shares for slot in share) == sorted(slots)
+    assert sum(bool(share) for share, _ in shares) == (2 if memory > 1 << 20 else replicas)
+    together: dict[tuple[int, int], bytes] = {}
+    for _, part in shares:
+        assert not together.keys() & part.keys()
+        together |= part
+    assert together == pieces
+
+
 def children(parent: int) -> list[int]:
     """The processes that a process has started, the first first."""
     found = []
