@@ -280,13 +280,16 @@ class Comparison:
         return rows
 
     def _mismatched(self, ratio: Tensor, rows: Tensor, locate: _Locator) -> None:
-        for row in rows.nonzero().flatten().tolist():
-            wrong = (ratio[row].abs() > 1).nonzero().flatten()
-            self.mismatches += len(wrong)
-            full = len(self.first) >= self.limit
-            if full and locate.slot(row) > self.first[-1].slot:
-                continue
-            found = [locate(row, int(c)) for c in wrong[: self.limit]]
+        wrong = ratio[rows].abs() > 1
+        self.mismatches += int(wrong.sum())
+        # Every row here has a mismatch: the first few by slot hold the first few of all.
+        slots = [locate.slot(row) for row in rows.nonzero().flatten().tolist()]
+        for at in sorted(range(len(slots)), key=slots.__getitem__)[: self.limit]:
+            if len(self.first) >= self.limit and slots[at] > self.first[-1].slot:
+                return
+            row = int(rows.nonzero()[at])
+            columns = wrong[at].nonzero().flatten()[: self.limit].tolist()
+            found = [locate(row, column) for column in columns]
             self.first = heapq.nsmallest(self.limit, self.first + found)
 
     def _distributions(self, at: slice, column: int, a: Tensor, ref: Tensor, error: Tensor) -> None:
