@@ -77,6 +77,13 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert not [link for page, link in links if not (page.parent / link).exists()]
 
 
+def test_the_index_names_every_page() -> None:
+    index = (generate.DOCS / "README.md").read_text()
+    names = {page.name for page in generate.DOCS.glob("*.md")} - {"README.md"}
+    assert len(names) >= 8
+    assert not [name for name in names if f"]({name})" not in index]
+
+
 def test_the_shown_suite_is_the_shipped_one() -> None:
     (shown, *_) = generate.fenced((generate.DOCS / "suites.md").read_text(), "toml")
     assert shown == (generate.ROOT / "fixtures" / "suite.toml").read_text()
