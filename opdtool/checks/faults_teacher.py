@@ -30,6 +30,9 @@ SAMPLE_WRONG, SAMPLE_ANY, SAMPLE_COLUMNS = 16, 16, 384
 FULL_ROWS = 3
 """Positions that are looked at over the whole vocabulary."""
 MOST_UNITS = 256
+LIKELY = 0.99
+"""The share of the mismatches that a likely fault explains."""
+MOST_UNEXPLAINED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +47,53 @@ class Proposal:
 
 
 def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
-    """The faults that the recorded logits show, in the registry's order."""
-    facts = evidence.facts
-    found: dict[str, str] = {}
-    if facts.mismatches == 0:
+    """The faults that the recorded logits show, in the registry's order.
+
+    A fault that explains everything is exact. Where none does, the one that explains most of
+    the mismatches, at least :data:`LIKELY` of them, and adds none, is likely.
+    """
+    if evidence.facts.mismatches == 0:
         found = _without_mismatch(evidence)
-    else:
-        sample = _Sample(evidence)
-        for search in _SEARCHES:
-            for proposal in search(sample):
-                if proposal.fault in found or not sample.screens(proposal):
-                    continue
-                if evidence.confirm(proposal.variant):
-                    found[proposal.fault] = proposal.message
+        return tuple(_diagnosis(name, message, 1.0) for name, message in found.items())
+    sample = _Sample(evidence)
+    scores: dict[str, tuple[float, str]] = {}
+    for search in _SEARCHES:
+        for proposal in search(sample):
+            if scores.get(proposal.fault, (0.0, ""))[0] == 1.0 or not sample.screens(proposal):
+                continue
+            score = _score(evidence, proposal)
+            if score > scores.get(proposal.fault, (0.0, ""))[0]:
+                scores[proposal.fault] = (score, proposal.message)
     order = list(faults())
-    return tuple(
-        Diagnosis(fault=name, match="exact", message=found[name], fix=faults()[name].fix)
-        for name in sorted(found, key=order.index)
+    best = max((score for score, _ in scores.values()), default=0.0)
+    named = sorted((n for n, (score, _) in scores.items() if score == best), key=order.index)
+    return tuple(_diagnosis(name, scores[name][1], best) for name in named)
+
+
+def _diagnosis(name: str, message: str, score: float) -> Diagnosis:
+    if score == 1.0:
+        return Diagnosis(fault=name, match="exact", message=message, fix=faults()[name].fix)
+    return Diagnosis(
+        fault=name, match="likely", score=score, message=message, fix=faults()[name].fix
     )
+
+
+def _score(evidence: Evidence, proposal: Proposal) -> float:
+    """The share of the mismatches that a fault explains; 0 for too little, or if it adds any."""
+    mismatches = evidence.facts.mismatches
+    bear = 0 if proposal.leaves_out else min(MOST_UNEXPLAINED, int(mismatches * (1 - LIKELY)))
+    left = evidence.confirm(proposal.variant, bear)
+    if left.count == 0:
+        return 1.0
+    if left.count > bear:
+        return 0.0
+    columns = np.unique(left.columns)
+    right, allowed = evidence.variant(left.spots, columns, Variant())
+    recorded = evidence.recorded(left.spots, columns)
+    own = torch.from_numpy(np.searchsorted(columns, left.columns))[:, None]
+    agrees = ((right - recorded).abs() <= allowed) | (right == recorded)
+    added = bool(agrees.gather(1, own).any())
+    return 0.0 if added else 1 - left.count / mismatches
 
 
 def _without_mismatch(evidence: Evidence) -> dict[str, str]:
@@ -122,10 +154,13 @@ class _Sample:
         made, allowed = self.evidence.variant(self.spots, self.columns, proposal.variant)
         judged = ~made.isnan()
         agrees = ((made - self.recorded).abs() <= allowed) | (made == self.recorded)
-        explained = self.wrong & (~judged if proposal.leaves_out else judged)
-        if int(explained.sum()) == 0:
+        telling = self.wrong & (~judged if proposal.leaves_out else judged)
+        if int(telling.sum()) == 0:
             return False
-        return bool(agrees[judged].all())
+        if bool((judged & ~self.wrong & ~agrees).any()):
+            return False
+        left = int((judged & self.wrong & ~agrees).sum())
+        return left <= (1 - LIKELY) * int((judged & self.wrong).sum())
 
     def worst(self, count: int) -> Spots:
         """A few spots, mismatching ones first."""

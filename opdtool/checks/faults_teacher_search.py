@@ -18,6 +18,7 @@ from opdtool.core.rebuild import Variant
 LEAST_OVERLAP = 8
 """Columns or positions that two shifted runs must share to be compared at all."""
 CANDIDATES = 8
+MOSTLY = 0.95
 NEAR = 1e-3
 """How near a number must be to a rounder one to be tried as that."""
 
@@ -77,7 +78,8 @@ def position_shifts(evidence: Evidence, columns: Ints) -> Iterator[int]:
             units = np.full(len(every), unit, np.int64)
             made, allowed = evidence.rebuilt(units, every, routes, columns)
             recorded = evidence.recorded(one, columns)
-            fits = ((made - recorded).abs() <= allowed + facts.relative * recorded.abs()).all(1)
+            agrees = (made - recorded).abs() <= allowed + facts.relative * recorded.abs()
+            fits = mostly(agrees, dim=1)
             for at in fits.nonzero().flatten().tolist()[:64]:
                 if at != position:
                     votes[at - position] = votes.get(at - position, 0) + 1
@@ -102,7 +104,7 @@ def cp_order(evidence: Evidence, columns: Ints) -> tuple[int, ...] | None:
             made, allowed = evidence.variant(mine, columns, Variant(cp_order=tuple(whole)))
             judged = ~made.isnan()
             agrees = (made - recorded).abs() <= allowed
-            if bool(judged.any()) and bool(agrees[judged].all()):
+            if bool(judged.any()) and bool(mostly(agrees[judged], dim=0)):
                 held = other
                 break
         if held is None:
@@ -111,6 +113,11 @@ def cp_order(evidence: Evidence, columns: Ints) -> tuple[int, ...] | None:
     if order == list(range(facts.cp_size)) or len(set(order)) < facts.cp_size:
         return None
     return tuple(order)
+
+
+def mostly(agrees: Tensor, dim: int) -> Tensor:
+    """Whether all but a few elements agree: a stray one must not hide the fault beside it."""
+    return agrees.float().mean(dim=dim) >= MOSTLY
 
 
 def head_fits(evidence: Evidence, spots: Spots, columns: Ints) -> npt.NDArray[np.bool_]:
@@ -122,17 +129,23 @@ def head_fits(evidence: Evidence, spots: Spots, columns: Ints) -> npt.NDArray[np
         routes = np.full(len(spots), head, np.int64)
         made, allowed = evidence.rebuilt(spots.unit, spots.position, routes, columns)
         agrees = (made - recorded).abs() <= allowed + facts.relative * recorded.abs()
-        fits[:, k] = (agrees | (made == recorded)).all(dim=1).numpy()
+        fits[:, k] = mostly(agrees | (made == recorded), dim=1).numpy()
     return fits
 
 
 def best_factor(made: Tensor, recorded: Tensor) -> Iterator[float]:
     """The factor c, other than 1, for which c * made is nearest to recorded; rounded first."""
     a, r = _finite(made, recorded)
-    energy = float((a * a).sum())
+    large = a.abs() >= a.abs().median() if len(a) else a > 0
+    if not bool((a[large] != 0).any()):
+        return
+    # Stray elements move the median little; then the rest says it to more digits.
+    middle = float((r[large] / a[large]).median())
+    near = large & ((r - middle * a).abs() <= 0.02 * abs(middle) * a.abs())
+    energy = float(a[near].square().sum())
     if energy == 0:
         return
-    factor = float((a * r).sum()) / energy
+    factor = float((a[near] * r[near]).sum()) / energy
     if factor == 0 or not np.isfinite(factor) or abs(factor - 1) < 1e-6:
         return
     yield from _rounded(factor)

@@ -69,6 +69,16 @@ class Spots:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Unexplained:
+    """Elements of the reference that a variant does not make: how many, and where the first
+    are, each spot with its column."""
+
+    count: int
+    spots: Spots
+    columns: Ints
+
+
 class Evidence(Protocol):
     """Sampled access to both sides of a comparison."""
 
@@ -110,5 +120,6 @@ class Evidence(Protocol):
     def log_sum_exp(self, spots: Spots) -> Tensor:
         """Of the rebuilt logits, float32 [n]."""
 
-    def confirm(self, variant: Variant) -> bool:
-        """Whether the whole reference is what the variant makes, wherever it is judged."""
+    def confirm(self, variant: Variant, bear: int) -> Unexplained:
+        """What of the whole reference is not what the variant makes, where it is judged. The
+        search may end once more than ``bear`` elements are found."""

@@ -50,7 +50,7 @@ def run_rank(
     variant: Variant = RIGHT,
     write: WriteTile | None = None,
     log_sum_exp: Tensor | None = None,
-    stop_at_mismatch: bool = False,
+    bear: int | None = None,
     share: tuple[int, int] = (0, 1),
     advance: Callable[[int], None] = lambda amount: None,
 ) -> RankResult:
@@ -58,16 +58,19 @@ def run_rank(
 
     ``variant`` other than the right one makes what a fault would have made, to compare it alone
     with the reference; ``log_sum_exp`` [slots] is for a variant that subtracts it, and
-    ``stop_at_mismatch`` ends at the first tile that differs. ``share`` (i, n) takes every n-th
+    ``bear`` is how many mismatches it may have before the rest is not looked at, and how many
+    are listed. ``share`` (i, n) takes every n-th
     tile of positions alone, from tile i on.
     """
     with torch.no_grad():
         worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp, share)
+        if bear is not None and worker.result.comparison is not None:
+            worker.result.comparison.limit = max(bear, 1)
         for tile in worker.tiles():
             worker.take(tile, write)
             advance(len(tile.rows) * (tile.columns.stop - tile.columns.start))
             found = worker.result.comparison
-            if stop_at_mismatch and found is not None and found.mismatches:
+            if bear is not None and found is not None and found.mismatches > bear:
                 break
         if variant == RIGHT:
             worker.compare_padding()

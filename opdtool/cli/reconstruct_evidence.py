@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.checks.teacher_evidence import Facts, Spots
+from opdtool.checks.teacher_evidence import Facts, Spots, Unexplained
 from opdtool.cli.reconstruct_bounds import variant_bound
 from opdtool.cli.reconstruct_files import Files
 from opdtool.cli.reconstruct_merge import Compared, Part
@@ -20,7 +20,9 @@ from opdtool.core.teacher import rms_norm
 HEAD_ROWS = 4096
 """Rows of a head that a sample is multiplied with at a time."""
 
-Confirm = Callable[[Variant], bool]
+Left = tuple[int, list[tuple[int, int, int]]]
+"""How many elements a variant does not explain, and (cp rank, slot, column) of the first."""
+Confirm = Callable[[Variant, int], Left]
 
 
 class FileEvidence:
@@ -207,18 +209,24 @@ class FileEvidence:
 
     def log_sum_exp(self, spots: Spots) -> Tensor:
         """Of the rebuilt logits, float32 [n]."""
-        lookup = {
-            key: at
-            for at, key in enumerate(
-                zip(self._all.cp_rank.tolist(), self._all.slot.tolist(), strict=True)
-            )
-        }
-        at = [lookup[key] for key in zip(spots.cp_rank.tolist(), spots.slot.tolist(), strict=True)]
-        return torch.from_numpy(self._lse[np.asarray(at, np.int64)])
+        return torch.from_numpy(self._lse[self._lookup(spots.cp_rank, spots.slot)])
 
-    def confirm(self, variant: Variant) -> bool:
-        """Whether the whole reference is what the variant makes, wherever it is judged."""
-        return self._confirm(variant)
+    def confirm(self, variant: Variant, bear: int) -> Unexplained:
+        """What of the whole reference is not what the variant makes, where it is judged."""
+        count, places = self._confirm(variant, bear)
+        cp_rank, slot, columns = (
+            np.asarray([place[k] for place in places], np.int64) for k in range(3)
+        )
+        at = self._lookup(cp_rank, slot)
+        return Unexplained(count, self._all.take(at), columns)
+
+    def _lookup(self, cp_rank: Ints, slot: Ints) -> Ints:
+        """Where ranks' slots are among all that were compared."""
+        key = self._all.cp_rank * self.plan.layout.local_total + self._all.slot
+        order = np.argsort(key)
+        wanted = cp_rank * self.plan.layout.local_total + slot
+        found: Ints = order[np.searchsorted(key[order], wanted)]
+        return found
 
 
 def _facts(plan: Plan, found: Compared) -> Facts:

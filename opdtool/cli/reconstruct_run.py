@@ -15,7 +15,7 @@ from opdtool.checks import teacher as checks
 from opdtool.checks.faults_teacher import diagnose
 from opdtool.cli.progress import progress
 from opdtool.cli.reconstruct_engine import run_rank
-from opdtool.cli.reconstruct_evidence import FileEvidence
+from opdtool.cli.reconstruct_evidence import FileEvidence, Left
 from opdtool.cli.reconstruct_files import Files
 from opdtool.cli.reconstruct_find import shard_sizes
 from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
@@ -68,9 +68,10 @@ def _diagnosis(ranks: Ranks, plan: Plan, parts: Sequence[Part]) -> tuple[Diagnos
             by_slot = sums.setdefault(part.cp_rank, torch.zeros(plan.layout.local_total))
             by_slot[torch.from_numpy(part.result.slots)] = comparison.rebuilt.log_sum_exp
 
-    def confirm(variant: Variant) -> bool:
+    def confirm(variant: Variant, bear: int) -> Left:
         needed = sums if variant.log_probs else {}
-        return all(ranks.run_together(try_ranks, plan, variant, needed))
+        left = ranks.run_together(try_ranks, plan, variant, needed, bear)
+        return sum(count for count, _ in left), [place for _, places in left for place in places]
 
     with Files(plan) as files:
         return diagnose(FileEvidence(files, plan, parts, found, confirm))
@@ -155,9 +156,15 @@ def _shard_spec(plan: Plan) -> TensorSpec:
 
 
 def try_ranks(
-    topology: Topology, plan: Plan, variant: Variant, sums: Mapping[int, torch.Tensor]
-) -> bool:
-    """Whether what a fault would have made is what these ranks' reference holds."""
+    topology: Topology,
+    plan: Plan,
+    variant: Variant,
+    sums: Mapping[int, torch.Tensor],
+    bear: int,
+) -> Left:
+    """What these ranks' reference holds that is not what a fault would have made."""
+    count: int = 0
+    places: list[tuple[int, int, int]] = []
     with Files(plan) as files:
         for cp_rank in topology.cp_ranks:
             for tp_rank in topology.tp_ranks:
@@ -169,12 +176,15 @@ def try_ranks(
                     topology.device,
                     variant=variant,
                     log_sum_exp=sums.get(cp_rank),
-                    stop_at_mismatch=True,
+                    bear=bear,
                     share=(topology.dp_rank, topology.dp_size),
                 )
-                if result.comparison is None or result.comparison.mismatches:
-                    return False
-    return True
+                assert result.comparison is not None
+                count += result.comparison.mismatches
+                places += [(cp_rank, p.slot, p.column) for p in result.comparison.first]
+                if count > bear:
+                    return count, []
+    return count, places
 
 
 def _write(

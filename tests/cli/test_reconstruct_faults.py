@@ -463,6 +463,34 @@ def test_an_unknown_corruption_fails_and_gets_no_name(
     assert wrong == []
 
 
+@pytest.mark.parametrize("fault", ["window +k", "misrouted", "sequence -2", "scaled", "cp swapped"])
+def test_a_fault_beside_a_stray_element_is_likely_and_says_how_much_it_explains(
+    fault: str, tmp_path: Path
+) -> None:
+    expected, make = FAULTS[fault]
+    seen = 0
+    for seed in range(12):
+        case = make_case(tmp_path / "case", seed)
+        made = make(case)
+        if made is None or case.B * case.S * case.V < 2000:
+            continue
+        case, reference, word = made
+        if isinstance(reference, Tensor):
+            reference[0, -1, 7] += 20
+        else:
+            reference[0][0][0, 0, 7] += 20
+        report = run(write(case, reference))
+        total = next(c.mismatches for c in report.findings if c.name == "logits-match")
+        (found,) = [d for d in report.diagnosis if d.fault == expected]
+        assert (found.match, word in found.message) == ("likely", True)
+        assert total is not None
+        assert found.score == pytest.approx(1 - 1 / total)
+        seen += 1
+        if seen == 3:
+            break
+    assert seen >= 2
+
+
 @pytest.mark.parametrize("kind", ["windows", "pieces"])
 def test_a_pack_that_was_cut_whole_is_named(kind: str, tmp_path: Path) -> None:
     made = torch.Generator().manual_seed(3)
