@@ -108,10 +108,22 @@ def _print(report: Report, output: Output) -> None:
 
 
 def say(text: str) -> None:
-    """Text on stdout; what its encoding lacks is escaped, never an error."""
+    """Text on stdout; what its encoding lacks is escaped, never an error.
+
+    Raises:
+        InputError: it cannot be written, as on a full disk.
+        BrokenPipeError: nobody reads on.
+    """
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is buffered still would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise InputError(f"standard output cannot be written: {error.strerror or error}") from None
 
 
 def _write_file(report: Report, path: Path) -> None:

@@ -216,7 +216,10 @@ def main() -> NoReturn:
     status = run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         _close_stdout()
+        if not isinstance(error, BrokenPipeError):
+            _say(f"error: standard output cannot be written: {error.strerror or error}")
+            status = status or 2
     settle(status)
     sys.exit(status)

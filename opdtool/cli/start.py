@@ -64,15 +64,41 @@ def help_text() -> str:
 
 def main() -> NoReturn:
     """The console script."""
+    open_standard_streams()
     answers = {"--version": f"opdtool {__version__}\n", "--help": help_text(), "-h": help_text()}
     answer = answers.get(sys.argv[1]) if len(sys.argv) == 2 else None
     if answer is None or "_OPDTOOL_COMPLETE" in os.environ:
         from opdtool.cli.main import main as go_on
 
         go_on()
+    sys.exit(_print(answer))
+
+
+def open_standard_streams() -> None:
+    """Open what was closed before the start, as by ``>&-``, on nothing.
+
+    Else Python has no ``sys.stdout``, and the first file that is opened becomes the standard
+    output that libraries print to.
+    """
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _print(answer: str) -> int:
     try:
         sys.stdout.write(answer)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on: nothing to say about it at exit either
+    except OSError as error:
+        # What is buffered still would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(0)
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            return 2
+    return 0

@@ -139,6 +139,18 @@ def test_a_closed_pipe_ends_quietly_and_costs_no_report(
     assert json.loads(report.read_text())["passed"] is False
 
 
+@pytest.mark.parametrize("argv", ["--help", "--version", "explain", ""])
+def test_a_full_standard_output_is_exit_2_and_a_closed_one_is_nothing(
+    argv: str, bad: tuple[str, ...]
+) -> None:
+    argv, status = (argv, 0) if argv else (" ".join(bad), 1)
+    full = shell(f"$OPD {argv} >/dev/full")
+    assert full.returncode == 2
+    assert full.stderr == "error: standard output cannot be written: No space left on device\n"
+    closed = shell(f"$OPD {argv} >&-")
+    assert (closed.returncode, closed.stderr) == (status, "")
+
+
 def test_an_encoding_without_the_marks_escapes_them(bad: tuple[str, ...]) -> None:
     done = shell(f"$OPD {' '.join(bad)}", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (1, "")
