@@ -25,8 +25,8 @@ from opdtool.findings import Finding, Report, Table
 if TYPE_CHECKING:
     from opdtool.cli.suite import Step
 
-WORST = (130, 3, 2, 1, 0)
-"""Exit statuses, the worst first."""
+WORST = (3, 2, 1, 0)
+"""Exit statuses, the worst first; one of a signal, such as 130, is worse than all of them."""
 
 
 def command(
@@ -63,8 +63,11 @@ class Outcome:
 
 def worst(statuses: list[int | None]) -> int:
     """The worst of the steps' exit statuses; one that is none of ours counts as internal."""
-    known = [status if status in WORST else 3 for status in statuses if status is not None]
-    return min(known, key=WORST.index)
+    known = [status for status in statuses if status is not None]
+    signals = [status for status in known if status >= 128]
+    if signals:
+        return signals[-1]
+    return min((status if status in WORST else 3 for status in known), key=WORST.index)
 
 
 def run(steps: list[Step], folder: Path) -> Iterator[Outcome]:
@@ -79,7 +82,9 @@ def run(steps: list[Step], folder: Path) -> Iterator[Outcome]:
             continue
         outcome = _run_step(step, folder)
         yield outcome
-        stopped = outcome.status == 130 or (outcome.status != 0 and not step.continue_on_failure)
+        status = outcome.status or 0
+        # Ended by a signal, the whole suite is meant.
+        stopped = status >= 128 or (status != 0 and not step.continue_on_failure)
 
 
 def _run_step(step: Step, folder: Path) -> Outcome:

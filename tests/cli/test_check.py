@@ -108,7 +108,8 @@ def test_worst_orders_130_3_2_1_0() -> None:
     assert check.worst([0, 2, 1, None]) == 2
     assert check.worst([0, 1]) == 1
     assert check.worst([0, 0]) == 0
-    assert check.worst([0, 141]) == 3
+    assert check.worst([0, 143, None]) == 143
+    assert check.worst([0, 70]) == 3
 
 
 def test_an_interrupted_step_ends_the_suite_with_130(
@@ -270,3 +271,14 @@ def test_steps_take_the_defaults_that_the_suite_takes(
     assert cli("check", path).status == 0
     assert cli("--isolated", "check", path).status == 1
     assert os.getcwd() == str(work)
+
+
+def test_a_suite_that_is_told_to_end_runs_no_further_step(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: object, **__: object) -> None:
+        raise SystemExit(143)  # what the handler of SIGTERM does
+
+    monkeypatch.setattr(inspect, "run", told)
+    text = "continue_on_failure = true\n" + step("a", command="inspect") + step("a", "b")
+    assert statuses(report(cli, suite(folder, text), 143)) == [143, None]
