@@ -125,9 +125,19 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("job", "status", "message"),
     [
-        ("input-2", 2, r"error: rank 2 of 4 \(tp 0, cp 1\): the payload is too narrow"),
         ("shape-2", 2, r"error: rank [23] of 4 .*: the ranks disagree: .*\[3\], .*\[2\]"),
-        ("kill-3", 3, r"error: rank 3 of 4 \(tp 1, cp 1\) was killed by signal 9 \(SIGKILL\)"),
+        pytest.param(
+            "input-2",
+            2,
+            r"error: rank 2 of 4 \(tp 0, cp 1\): the payload is too narrow",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "kill-3",
+            3,
+            r"error: rank 3 of 4 \(tp 1, cp 1\) was killed by signal 9 \(SIGKILL\)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_spawned_rank_that_fails_ends_all_and_is_named(
@@ -203,6 +213,7 @@ def test_the_driving_rank_killed_under_torchrun_is_named_too(tmp_path: Path) -> 
     assert errors(stderr)[0].startswith("error: rank 0 of 4, which drives the run, has died")
 
 
+@pytest.mark.slow
 def test_torchrun_s_world_beyond_tp_and_cp_is_data_parallel() -> None:
     status, stdout, _ = run_job("whereabouts", "simulated", "1", "2", "60", torchrun=4)
     assert status == 0
@@ -212,6 +223,7 @@ def test_torchrun_s_world_beyond_tp_and_cp_is_data_parallel() -> None:
     assert stdout.count("driver") == 1
 
 
+@pytest.mark.slow
 def test_a_world_that_tp_and_cp_do_not_divide_is_refused_by_all_ranks() -> None:
     status, _, stderr = run_job("whereabouts", "simulated", "2", "1", "60", torchrun=3)
     assert status == 1
@@ -248,7 +260,7 @@ def _alive(pid: int) -> bool:
     "torchrun",
     [pytest.param(0, id="spawn"), pytest.param(4, id="torchrun", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("victim", ["rank", "driver"])
+@pytest.mark.parametrize("victim", [pytest.param("rank", marks=pytest.mark.slow), "driver"])
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
 def test_a_killed_process_leaves_no_output_and_no_process(
     torchrun: int, victim: str, tmp_path: Path
