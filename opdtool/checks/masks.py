@@ -61,7 +61,7 @@ class MaskScan:
     last: Count = field(default_factory=Count)
     dropped: Count = field(default_factory=Count)
     odd: dict[float, Count] = field(default_factory=dict)
-    weights: set[float] = field(default_factory=set)
+    """By value, slots that hold neither 0 nor 1: a weight of the batch, or none."""
     any_nonzero: bool = False
     all_one: bool = True
     empty_rows: list[int] = field(default_factory=list)
@@ -88,11 +88,11 @@ def scan_mask(case: MaskCase) -> MaskScan:
         if max(part.total, case.width) > LONG:
             _scan_long(case, start, scan)
             continue
-        weights = _weights(case, part.sequence_index, scan)
+        weights = _weights(case, part.sequence_index)
         _empty_rows(case, part, weights, scan)
         for rank in range(len(case.slots.pieces)):
             _scan_piece(case, part, start, rank, weights, scan)
-    scan.range = _out_of_range(scan)
+    scan.range = _out_of_range(case, scan)
     case.mismatches = scan.values.count
     if case.mismatches:
         case.sample = sample_slots(case.slots.total, scan.wrong)
@@ -112,11 +112,11 @@ def segment_blocks(
         start, done = stop, int(size[stop - 1])
 
 
-def _weights(case: MaskCase, rows: Ints, scan: MaskScan) -> Tensor:
+def _weights(case: MaskCase, rows: Ints, columns: slice | None = None) -> Tensor:
     """token_mask times sample_mask of some rows, [k, S] in the dtype of their product."""
     tokens = case.weights.tokens
-    block = tokens.batch.read(tokens.name, neighbours(rows))
-    if block.is_floating_point() and not bool(torch.isfinite(block).all()):
+    block = tokens.batch.read(tokens.name, neighbours(rows), columns)
+    if block.is_floating_point() and not _finite(block):
         bad = int((~torch.isfinite(block)).any(dim=1).nonzero()[0])
         raise InputError(
             f"{tokens.name} of the batch has a value that is not finite in row {rows[bad]}; "
@@ -124,13 +124,12 @@ def _weights(case: MaskCase, rows: Ints, scan: MaskScan) -> Tensor:
         )
     if case.weights.given is not None:
         block = block * case.weights.given[torch.from_numpy(rows)].unsqueeze(-1)
-    if len(scan.weights) <= MOST_WEIGHTS and block.dtype != torch.bool and not _binary(block):
-        scan.weights.update(np.unique(as_numbers(block)).tolist())
     return block
 
 
-def _binary(values: Tensor) -> bool:
-    return bool(((values == 0) | (values == 1)).all())
+def _finite(values: Tensor) -> bool:
+    """Whether all values are finite: so is their sum then, unless it overflows."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def neighbours(rows: Ints) -> Any:
@@ -203,8 +202,6 @@ def _scan_long(case: MaskCase, segment: int, scan: MaskScan) -> None:
             trained |= bool(wanted.any())
             scan.any_nonzero |= bool(found.any())
             scan.all_one &= bool((found == 1).all())
-            if len(scan.weights) <= MOST_WEIGHTS:
-                scan.weights.update(np.unique(wanted).tolist())
             bad = np.flatnonzero(~close(wanted, found, case.atol))
             if len(bad):
                 _count(case, layout, slots[bad], wanted[bad], found[bad], scan)
@@ -249,21 +246,45 @@ def _count(
     for rule, broken in rules:
         if broken.any():
             rule.add(at[broken], expected[broken], actual[broken])
-    odd = np.isfinite(actual) & (actual != 0) & (actual != 1)
-    for value in np.unique(actual[odd])[:MOST_WEIGHTS].tolist():
-        here = actual == value
-        scan.odd.setdefault(value, Count()).add(at[here], expected[here], actual[here])
+    odd = np.flatnonzero(np.isfinite(actual) & (actual != 0) & (actual != 1))
+    if len(odd):
+        _count_odd(scan, at[odd], expected[odd], actual[odd])
     if sum(map(len, scan.wrong)) < MOST_SAMPLED:
         scan.wrong.append(slots[:: max(1, len(slots) // 4096)])
 
 
-def _out_of_range(scan: MaskScan) -> Count:
-    """Values that are neither 0, 1 nor a weight of the batch's own."""
+def _count_odd(scan: MaskScan, at: Ints, expected: Floats, actual: Floats) -> None:
+    """Count slots that hold neither 0 nor 1, by value."""
+    values, which, counts = np.unique(actual, return_inverse=True, return_counts=True)
+    order = np.argsort(which, kind="stable")
+    ends = np.cumsum(counts)
+    for value, end, count in zip(values.tolist(), ends.tolist(), counts.tolist(), strict=True):
+        if value not in scan.odd and len(scan.odd) > MOST_WEIGHTS:
+            value = np.inf  # too many values to tell apart; no batch has that one
+        here = order[end - count : end][: 8 * MAX_PLACES]
+        found = scan.odd.setdefault(value, Count())
+        found.add(at[here], expected[here], actual[here])
+        found.count += count - len(here)
+
+
+def _out_of_range(case: MaskCase, scan: MaskScan) -> Count:
+    """Values that are neither 0, 1 nor a weight of the batch's own, which is read once more
+    when there are such."""
     found = Count()
-    if len(scan.weights) > MOST_WEIGHTS:
+    weights: set[float] = set()
+    if not scan.odd or case.layout is None:
+        return found
+    for start, stop in segment_blocks(case.layout, case.width):
+        rows = case.layout.part(start, stop).sequence_index
+        if len(rows) == 0 or len(weights) > MOST_WEIGHTS:
+            continue
+        for first in range(0, case.width, LONG):
+            columns = slice(first, min(first + LONG, case.width))
+            weights.update(np.unique(as_numbers(_weights(case, rows, columns))).tolist())
+    if len(weights) > MOST_WEIGHTS:
         return found
     for value, count in scan.odd.items():
-        if value not in scan.weights:
+        if value not in weights:
             found.first = sorted([*found.first, *count.first])[:MAX_PLACES]
             found.count += count.count
     return found
