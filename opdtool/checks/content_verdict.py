@@ -12,7 +12,7 @@ from opdtool.checks.diagnose import Explanation, as_diagnosis, explain, fault_or
 from opdtool.checks.faults_content import content_forms
 from opdtool.checks.faults_masks import mask_forms
 from opdtool.checks.hypotheses import Form, PackCase
-from opdtool.checks.layout import LayoutOutcome
+from opdtool.checks.layout_outcome import LayoutOutcome
 from opdtool.checks.masks import Count
 from opdtool.checks.masks_findings import MaskPack, describe
 from opdtool.checks.masks_verdict import property_diagnosis

@@ -10,16 +10,16 @@ Legend: B batch rows, N segments, T packed slots, n segments that hold batch row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.checks.recipes import Bools, Ints
-from opdtool.checks.registry import check_name
-from opdtool.core.layout import PackedLayout, PackGeometry
-from opdtool.findings import MAX_PLACES, Finding, Scalar, Status
+from opdtool.checks.layout_lengths import check_real_lengths
+from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
+from opdtool.checks.recipes import Ints
+from opdtool.core.layout import PackedLayout
+from opdtool.findings import MAX_PLACES, Scalar
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded")
 INTEGERS = (
@@ -32,76 +32,6 @@ INTEGERS = (
     torch.uint32,
     torch.uint64,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackVectors:
-    """What a dump says of one pack's layout: tensors as found, None where there is none.
-
-    ``slots`` are counted over all the dump's pieces; ``lengths`` int64 [B] are the batch's.
-    ``whole`` marks a dump of the whole pack, which no rank has cut.
-    """
-
-    cu_seqlens: Tensor | None
-    cu_seqlens_padded: Tensor | None
-    sequence_index: Tensor | None
-    lengths: Ints
-    geometry: PackGeometry
-    slots: int
-    whole: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class LayoutOutcome:
-    """The findings on a pack's offsets, the faults they prove, and the layout to go on with.
-
-    ``rows`` and ``lengths`` int64 [n] are of the segments that hold batch rows. ``faults``
-    maps each proven fault to what was found. ``soft`` are the codes of warnings that turn
-    into failures when the content does not agree with the batch's own lengths, ``suspects``
-    the faults that they hint at.
-    """
-
-    findings: list[Finding] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)
-    layout: PackedLayout | None = None
-    rows: Ints
-    lengths: Ints
-    dump_lengths: Ints | None = None
-    soft: set[str] = field(default_factory=set)
-    suspects: set[str] = field(default_factory=set)
-
-    def add(
-        self,
-        code: str,
-        status: Status,
-        message: str,
-        *,
-        tensor: str | None = None,
-        places: list[Mapping[str, Scalar]] | None = None,
-        total: int | None = None,
-    ) -> None:
-        """One more finding."""
-        self.findings.append(
-            Finding(
-                code=code,
-                name=check_name(code),
-                status=status,
-                message=message,
-                tensor=tensor,
-                mismatches=len(places) if places is not None else None,
-                total=total,
-                first=tuple((places or [])[:MAX_PLACES]),
-            )
-        )
-
-    def settle(self, content_agrees: bool) -> None:
-        """Turn the soft warnings into failures where the content does not agree."""
-        if content_agrees:
-            return
-        self.findings = [
-            replace(finding, status="fail") if finding.code in self.soft else finding
-            for finding in self.findings
-        ]
 
 
 def check_layout(given: PackVectors) -> LayoutOutcome:
@@ -126,7 +56,7 @@ def check_layout(given: PackVectors) -> LayoutOutcome:
         mended = _mend(real, padded, given, outcome)
         _multiple(mended, padded, given, outcome)
         outcome.layout = _layout(mended, given, outcome) or _from_geometry(given, rows)
-    _real_lengths(real, padded, given, outcome)
+    check_real_lengths(real, padded, given, outcome)
     return outcome
 
 
@@ -370,114 +300,3 @@ def _layout(padded: Ints, given: PackVectors, outcome: LayoutOutcome) -> PackedL
         cp_size=cp,
         sequence_index=outcome.rows,
     )
-
-
-def _real_lengths(
-    real: Ints | None, padded: Ints | None, given: PackVectors, outcome: LayoutOutcome
-) -> None:
-    """The dump's real lengths against its padded ones (OPD105) and the batch's (OPD108)."""
-    if real is None:
-        if padded is not None and len(padded) > len(outcome.rows):
-            end = len(outcome.rows)
-            own = np.concatenate([[0], np.cumsum(outcome.lengths)])
-            _fits_padded(outcome.lengths > np.diff(padded)[:end], own, padded, outcome)
-        outcome.add("OPD108", "skip", "the dump has no cu_seqlens", tensor="cu_seqlens")
-        return
-    if padded is None or len(padded) != len(real):
-        outcome.add("OPD105", "skip", "no cu_seqlens_padded to compare with", tensor="cu_seqlens")
-    else:
-        long = np.diff(real) > np.diff(padded)
-        _fits_padded(long, real, padded, outcome)
-    n = len(outcome.rows)
-    found = np.diff(real)[:n]
-    outcome.dump_lengths = found if len(found) == n else None
-    extra = bool((np.diff(real)[n:] != 0).any())
-    if len(found) == n and np.array_equal(found, outcome.lengths) and not extra:
-        outcome.add("OPD108", "pass", f"{n} lengths as in the batch", tensor="cu_seqlens")
-        return
-    soft = _soft_reason(found, real, padded, outcome)
-    if soft:
-        outcome.add("OPD108", "warn", soft, tensor="cu_seqlens")
-        outcome.soft.add("OPD108")
-        return
-    differ = np.flatnonzero(found != outcome.lengths[: len(found)])
-    places: list[Mapping[str, Scalar]] = [
-        {
-            "sequence": int(outcome.rows[i]),
-            "expected": int(outcome.lengths[i]),
-            "actual": int(found[i]),
-        }
-        for i in differ
-    ]
-    message = f"segments past the {n} rows hold real tokens; they come from no row of the batch"
-    if places:
-        message = (
-            f"sequence {places[0]['sequence']} has a real length of {places[0]['actual']}; "
-            f"{places[0]['expected']} in the batch"
-        )
-    outcome.add("OPD108", "fail", message, tensor="cu_seqlens", places=places, total=n)
-    _name_lengths(found, real, given, outcome)
-
-
-def _fits_padded(long: Bools, real: Ints, padded: Ints, outcome: LayoutOutcome) -> None:
-    if not long.any():
-        outcome.add("OPD105", "pass", "no sequence is longer than its segment")
-        return
-    at = int(np.flatnonzero(long)[0])
-    message = (
-        f"segment {at} has {np.diff(real)[at]} real tokens in {np.diff(padded)[at]} padded slots"
-    )
-    places: list[Mapping[str, Scalar]] = [
-        {
-            "segment": int(i),
-            "expected": f"<= {padded[i + 1] - padded[i]}",
-            "actual": int(real[i + 1] - real[i]),
-        }
-        for i in np.flatnonzero(long)
-    ]
-    outcome.add("OPD105", "fail", message, tensor="cu_seqlens", places=places, total=len(long))
-
-
-def _soft_reason(
-    found: Ints, real: Ints, padded: Ints | None, outcome: LayoutOutcome
-) -> str | None:
-    """Why real lengths other than the batch's are no failure by themselves."""
-    n = len(outcome.rows)
-    if padded is None or len(found) != n or n == 0 or len(padded) != len(real):
-        return None
-    if (np.diff(padded)[:n] < outcome.lengths).any():
-        return None
-    if np.array_equal(real, padded):
-        outcome.suspects.add("cu-seqlens-padded-twice")
-        return "equals cu_seqlens_padded: the real lengths are lost, only the batch knows them"
-    width = int(np.diff(padded)[n - 1])
-    last, length = int(found[-1]), int(outcome.lengths[-1])
-    if not np.array_equal(found[:-1], outcome.lengths[:-1]):
-        return None
-    if last == length and int(real[-1]) <= int(padded[-1]):
-        outcome.suspects.add("tail-not-clamped")
-        return f"segments past the {n} rows count as real tokens: a tail that is not empty"
-    if length < last <= width:
-        outcome.suspects.add("tail-not-clamped")
-        return f"the last length, {last}, takes in padding; the sequence has {length} tokens"
-    return None
-
-
-def _name_lengths(found: Ints, real: Ints, given: PackVectors, outcome: LayoutOutcome) -> None:
-    """Which known fault made these real lengths."""
-    n, lengths, cp = len(outcome.rows), outcome.lengths, given.geometry.cp_size
-    if {"cu-seqlens-swapped", "cu-seqlens-not-monotone"} & set(outcome.faults):
-        return
-    true = np.concatenate([[0], np.cumsum(lengths)])
-    if cp > 1 and np.array_equal(real[: n + 1], true // cp):
-        outcome.faults.setdefault(
-            "cu-seqlens-divided-by-cp", f"cu_seqlens ends at {real[-1]}, not at {true[-1]}"
-        )
-    elif len(found) == n and n and (found == lengths - 1).all():
-        outcome.faults["lengths-off-by-one"] = "every real length is one less than in the batch"
-    elif len(found) == n and n and (found == lengths + 1).all():
-        outcome.faults["lengths-off-by-one"] = "every real length is one more than in the batch"
-    elif len(found) == n and n and np.array_equal(real[:n], true[:-1]) and real[n] != true[n]:
-        outcome.faults.setdefault(
-            "cu-seqlens-wrong-end", f"cu_seqlens ends at {real[n]}, the batch at {true[-1]}"
-        )

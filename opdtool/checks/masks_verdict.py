@@ -11,7 +11,8 @@ from torch import Tensor
 from opdtool.checks.diagnose import diagnose, fault_order
 from opdtool.checks.faults_masks import mask_forms
 from opdtool.checks.hypotheses import MaskCase, MaskWeights
-from opdtool.checks.layout import LayoutOutcome, PackVectors, check_layout
+from opdtool.checks.layout import check_layout
+from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.masks import scan_mask
 from opdtool.checks.masks_findings import MaskPack
 from opdtool.checks.recipes import Ints

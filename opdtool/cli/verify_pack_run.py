@@ -31,7 +31,8 @@ from opdtool.checks.content_verdict import (
     follows_padding,
 )
 from opdtool.checks.hypotheses import MaskWeights
-from opdtool.checks.layout import LayoutOutcome, PackVectors, check_layout
+from opdtool.checks.layout import check_layout
+from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.masks import Count, neighbours
 from opdtool.checks.masks_findings import MaskFindings, MaskPack
 from opdtool.checks.masks_sample import sample_slots
