@@ -135,7 +135,9 @@ class MaskFindings:
     def _constant(self) -> None:
         nonzero = any(pack.scan.any_nonzero for pack in self.packs)
         ones = all(pack.scan.all_one for pack in self.packs)
-        if not nonzero:
+        if not self.packs:
+            self._add("OPD309", "skip", "the ranks' masks do not belong together")
+        elif not nonzero:
             self._add("OPD309", "warn", "the mask is all zero: nothing is trained")
         elif ones:
             self._add("OPD309", "warn", "the mask is all one")

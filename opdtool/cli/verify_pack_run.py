@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from opdtool.checks.content import (
     IGNORED,
@@ -33,7 +28,7 @@ from opdtool.checks.content_verdict import (
 from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.layout import check_layout
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
-from opdtool.checks.masks import Count, neighbours
+from opdtool.checks.masks import neighbours
 from opdtool.checks.masks_findings import MaskFindings, MaskPack
 from opdtool.checks.masks_sample import sample_slots
 from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
@@ -43,11 +38,12 @@ from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_mask_run import is_whole, mask_weights, read_vectors
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
+from opdtool.cli.verify_pack_tensors import Packed, as_floats, moved, packed_shape, slot_reader
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
 from opdtool.findings import Finding, Report, Status
 from opdtool.io.batch import Batch, open_batch
-from opdtool.io.tensors import TORCH_DTYPES, TensorInfo, check_renames
+from opdtool.io.tensors import TORCH_DTYPES, check_renames
 
 if TYPE_CHECKING:
     from opdtool.cli.verify_pack import VerifyPackJob
@@ -190,27 +186,6 @@ def _slots_of(run: PackRun, name: str) -> int:
     return next((pack.case.slots.total for pack in run.masks if pack.name == name), 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
-    """A packed tensor's shape in one file: its slots, and the dimensions of a token."""
-
-    slots: int
-    token: tuple[int, ...]
-    leading: bool
-
-    @classmethod
-    def of(cls, info: TensorInfo, token: tuple[int, ...]) -> Packed | None:
-        """Shape [1,T,...] or [T,...] with tokens of this shape; None for any other."""
-        shape = info.shape
-        if shape[:1] == (1,) and shape[2:] == token and len(shape) >= 2:
-            return cls(slots=shape[1], token=token, leading=True)
-        if shape and shape[1:] == token:
-            return cls(slots=shape[0], token=token, leading=False)
-        if not token and len(shape) == 2 and shape[1] == 1:
-            return cls(slots=shape[0], token=(), leading=False)
-        return None
-
-
 def check_pack(run: PackRun, pack: DumpPack) -> None:
     """All checks of one pack.
 
@@ -305,35 +280,9 @@ def _packed_tensors(run: PackRun, pack: DumpPack) -> dict[str, list[Packed]]:
     shapes: dict[str, list[Packed]] = {}
     for name in names:
         token = () if name in DERIVED or name == MASK else batch.info(name).shape[2:]
-        found = [_shape(run, path, name, token) for path in pack.files]
+        found = [packed_shape(run.files, path, name, token) for path in pack.files]
         shapes[name] = found
     return shapes
-
-
-def _shape(run: PackRun, path: Path, name: str, token: tuple[int, ...]) -> Packed:
-    info = run.files.source(path).require(name)
-    packed = Packed.of(info, token)
-    if packed is None:
-        extra = "".join(f",{size}" for size in token)
-        raise InputError(
-            f"{path}: {name} has shape {list(info.shape)}; expected [1,T{extra}] or [T{extra}]"
-        )
-    return packed
-
-
-def _reader(files: DumpFiles, path: Path, name: str, shape: Packed) -> Callable[[int, int], Tensor]:
-    """Reads local slots [start, stop) of a tensor as [n, ...]."""
-
-    return partial(_read_slots, files, path, name, shape)
-
-
-def _read_slots(
-    files: DumpFiles, path: Path, name: str, shape: Packed, start: int, stop: int
-) -> Tensor:
-    source = files.source(path)
-    if shape.leading:
-        return source.read(name, slice(0, 1), slice(start, stop))[0]
-    return source.read(name, slice(start, stop)).reshape(stop - start, *shape.token)
 
 
 def _check_mask(
@@ -344,7 +293,7 @@ def _check_mask(
         name=pack.name,
         tensor=MASK,
         pieces=[
-            _reader(run.files, path, MASK, each)
+            slot_reader(run.files, path, MASK, each)
             for path, each in zip(pack.files, shape, strict=True)
         ],
         sizes=[each.slots for each in shape],
@@ -378,7 +327,7 @@ def _check_tensor(
     case = ContentCase(
         slots=Slots(
             pieces=[
-                _reader(run.files, path, name, each)
+                slot_reader(run.files, path, name, each)
                 for path, each in zip(pack.files, shape, strict=True)
             ],
             sizes=[each.slots for each in shape],
@@ -414,29 +363,10 @@ def _check_tensor(
         case.sample = sample_slots(case.slots.total, scan.wrong)
     found = ContentPack(name=pack.name, tensor=name, case=case, scan=scan, hashed=size > 1)
     if floats and size == 1:
-        _as_floats(scan.values, wide)
-        _as_floats(scan.padding, wide)
+        as_floats(scan.values, wide)
+        as_floats(scan.padding, wide)
     run.tensors.setdefault(name, []).append(found)
     return found
-
-
-def _as_floats(count: Count, wide: bool) -> None:
-    """Places' keys turned back into the floats that they stand for."""
-
-    def value(key: float) -> float:
-        bits = np.array([key], dtype=np.int64)
-        if wide:
-            return float(bits.view(np.float64)[0])
-        return float(bits.astype(np.int32).view(np.float32)[0])
-
-    count.first = [(slot, value(want), value(have)) for slot, want, have in count.first]
-
-
-def _moved(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether values are the same bits, a NaN included, or else equal."""
-    found = found.to(expected.dtype)
-    pair = [one.contiguous().reshape(-1).view(torch.uint8) for one in (found, expected)]
-    return torch.equal(*pair) or torch.equal(found, expected)
 
 
 def _check_rows(run: PackRun, pack: DumpPack, outcome: LayoutOutcome) -> bool:
@@ -448,7 +378,7 @@ def _check_rows(run: PackRun, pack: DumpPack, outcome: LayoutOutcome) -> bool:
             if found is None:
                 continue
             expected = run.batch.read(name, neighbours(outcome.rows))
-            if found.shape != expected.shape or not _moved(found, expected):
+            if found.shape != expected.shape or not moved(found, expected):
                 good = False
                 message = f"{path.name}: differs from the batch's rows in sequence_index order"
                 run.note(pack.name, "OPD205", "fail", message, name)

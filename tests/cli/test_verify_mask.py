@@ -464,3 +464,31 @@ def test_a_mask_of_two_hundred_million_slots_takes_bounded_memory(tmp_path: Path
     status, grown = done.stdout.split()
     assert status == "0"
     assert int(grown) < 200, f"{grown} MiB"
+
+
+def test_ranks_of_different_sizes_are_reported_and_not_diagnosed(
+    cli: Cli, tmp_path: Path, world: World
+) -> None:
+    batch = write_batch(world, tmp_path / "b.safetensors")
+    dump = write_dump(slow.right(world), tmp_path)
+    tensors = load_file(dump[1])
+    save_file({**tensors, MASK: tensors[MASK][:, :-1].contiguous()}, dump[1])
+    outcome = cli("verify-mask", *dump, "--batch", batch, "--format", "json")
+    report = report_of(outcome)
+    assert outcome.status == 1
+    assert check(report, "OPD302")["status"] == "fail"
+    assert "36, 35" in check(report, "OPD302")["message"]
+    assert check(report, "OPD309")["status"] == "skip"
+
+
+def test_a_mask_without_slots_is_nothing_to_check_or_too_short(cli: Cli, tmp_path: Path) -> None:
+    batch, path = tmp_path / "b.safetensors", tmp_path / "m.safetensors"
+    save_file({MASK: torch.zeros(1, 0)}, path)
+    save_file({"token_mask": torch.ones(2, 4), "input_lengths": torch.tensor([0, 0])}, batch)
+    outcome = cli("verify-mask", path, "--batch", batch)
+    assert outcome.status == 2
+    assert "nothing was checked" in outcome.err
+    save_file({"token_mask": torch.ones(2, 4)}, batch)
+    outcome = cli("verify-mask", path, "--batch", batch, "--format", "json")
+    assert outcome.status == 1
+    assert report_of(outcome)["diagnosis"] == []
