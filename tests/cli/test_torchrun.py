@@ -239,6 +239,34 @@ def test_a_rank_killed_at_a_random_moment_ends_the_run_with_clean_output(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_ends_its_ranks_and_leaves_nothing(
+    sent: signal.Signals, status: int, batch: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [*OPDTOOL, "pack", str(batch), "--max-tokens", "8192", "--tp", "2", "--cp", "2",
+         "--ranks", "spawn", "-o", str(tmp_path / "out")],
+        cwd=ROOT, env=ENV, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    limit = time.monotonic() + 90
+    while not any(tmp_path.glob(".out.tmp-*/*")):
+        assert process.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    ranks = processes_under(process.pid)
+    assert len(ranks) == 4
+    if sent == signal.SIGINT:  # a terminal sends it to all of them
+        os.killpg(process.pid, sent)
+    else:
+        process.send_signal(sent)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert stderr == ("interrupted\n" if sent == signal.SIGINT else "")
+    assert list(tmp_path.iterdir()) == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_rank_killed_under_torchrun_ends_the_run_with_clean_output(
