@@ -35,6 +35,7 @@ class GeometryOptions:
         values = dict(DEFAULTS)
         if recorded is not None:
             values |= {name: recorded[name] for name in values if name in recorded}
+            _refuse_types(values)
         for name, given in asdict(self).items():
             if given is None:
                 continue
@@ -58,6 +59,18 @@ DEFAULTS: dict[str, Scalar] = {
     "pad_packed_to": None,
     "tail": "absorb",
 }
+
+
+def _refuse_types(values: Mapping[str, Scalar]) -> None:
+    """A manifest is input like any other: what it records may be anything."""
+    for name, default in DEFAULTS.items():
+        kind = int if default is None else type(default)
+        value = values[name]
+        if type(value) is not kind and not (value is None and default is None):
+            raise InputError(
+                f"manifest.json: geometry.{name} is {ascii(value)[:60]}, which is no "
+                f"{kind.__name__}; pack again"
+            )
 
 
 def pack_geometry(values: Mapping[str, Any]) -> PackGeometry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,13 @@ from opdtool.cli.options import ForceOption, QuietOption, RenameOption, parse_re
 from opdtool.core.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opdtool.core.offsets import Ints
     from opdtool.io.tensors import TensorSource
+
+PIECE = 4 << 20
+"""Bytes rolled at a time."""
 
 
 def command(
@@ -27,13 +34,14 @@ def command(
     The segments are those of the file's cu_seqlens_padded. Tensors of shape [T], [1, T] and
     [1, T, ...] are shifted along T; cu_seqlens and cu_seqlens_padded are written along.
     """
-    from opdtool.core.packing import roll_packed_seq_dim
+    from opdtool.core.offsets import as_offsets
     from opdtool.io.tensors import open_tensors
-    from opdtool.io.writer import check_output, save_tensors
+    from opdtool.io.writer import TensorFileWriter, TensorSpec, check_output
 
     check_output(output, force=force)
     with open_tensors([file], rename=parse_renames(rename)) as source:
-        shape = source.info(name).shape
+        info = source.info(name)
+        shape = info.shape
         dim = _sequence_dim(source, name)
         offsets = source.read("cu_seqlens_padded")
         if offsets.ndim != 1 or offsets.is_floating_point():
@@ -41,18 +49,49 @@ def command(
                 f"{file}: cu_seqlens_padded has shape {list(offsets.shape)} and dtype "
                 f"{offsets.dtype}; expected [N+1] integers"
             )
-        tensors = {
-            other: source.read(other)
-            for other in ("cu_seqlens", "cu_seqlens_padded")
-            if other in source
-        }
         try:
-            tensors[name] = roll_packed_seq_dim(source.read(name), offsets, dim)
+            _refuse(shape, offsets, dim)
         except InputError as error:
             raise InputError(f"{file}: {name} {list(shape)}: {error}") from None
-    save_tensors(output, tensors, force=force)
+        others = [each for each in ("cu_seqlens", "cu_seqlens_padded") if each in source]
+        infos = [info, *(source.info(other) for other in others if other != name)]
+        specs = [TensorSpec(each.name, each.dtype, each.shape) for each in infos]
+        with TensorFileWriter(output, specs, force=force) as out:
+            for other in others:
+                if other != name:
+                    out.write(other, source.read(other))
+            for start, piece in _rolled(source, name, as_offsets(offsets), dim):
+                out.write(name, piece, *[0] * dim, start)
     if not quiet:
         print(f"wrote {output}: {name} {list(shape)} shifted left by one in each segment")
+
+
+def _refuse(shape: tuple[int, ...], offsets: Tensor, dim: int) -> None:
+    """Refuse what rolling the whole would refuse, without reading it."""
+    import torch
+
+    from opdtool.core.packing import roll_packed_seq_dim
+
+    roll_packed_seq_dim(torch.empty(shape, device="meta"), offsets, dim)
+
+
+def _rolled(
+    source: TensorSource, name: str, offsets: Ints, dim: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The rolled tensor in pieces, each with its first slot. A piece is read with the slot
+    behind it, which moves into its last one."""
+    import numpy as np
+
+    from opdtool.core.packing import roll_packed_seq_dim
+
+    info = source.info(name)
+    total = info.shape[dim]
+    step = max(1, PIECE * total // max(info.nbytes, 1))
+    for start in range(0, total, step):
+        stop = min(start + step, total)
+        read = source.read(name, *[slice(None)] * dim, slice(start, min(stop + 1, total)))
+        own = np.unique(np.clip(offsets - start, 0, read.shape[dim]))
+        yield start, roll_packed_seq_dim(read, own, dim).narrow(dim, 0, stop - start)
 
 
 def _sequence_dim(source: TensorSource, name: str) -> int:

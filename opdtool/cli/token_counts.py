@@ -98,6 +98,8 @@ def count_sources(
     V = vocab_size or next((len(vector) for vector in vectors.values()), None)
     if V is None:
         raise InputError("batch files do not tell the vocabulary size; give --vocab-size")
+    if V > 1 << 31:
+        raise InputError(f"--vocab-size {V} is more than token ids can count, which is {1 << 31}")
     found = Counted(counts=torch.zeros(V, dtype=torch.int64), files=files)
     with progress("counting", sum(_size(file) for file in files), of_bytes=True) as advance:
         for file in files:

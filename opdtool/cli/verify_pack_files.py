@@ -52,7 +52,9 @@ def group_dump(paths: Sequence[Path], cp: int | None) -> DumpGroups:
             other or ``--cp``.
     """
     files, recorded = _files(paths)
-    if recorded is not None and cp is None and isinstance(recorded.get("cp"), int):
+    if not files:
+        raise InputError(f"{paths[0]}: its manifest lists no files; there is nothing to verify")
+    if recorded is not None and cp is None and type(recorded.get("cp")) is int:
         cp = int(str(recorded["cp"]))
     tagged = [path for path in files if TAG.search(path.name)]
     if tagged and len(tagged) < len(files):

@@ -203,8 +203,11 @@ def roll_packed_seq_dim(tensor: Tensor, cu_seqlens_padded: CuSeqlens, seq_dim: i
             f"at {layout.total}; roll the whole pack, before any context-parallel cut"
         )
     last = layout.cu_seqlens_padded[1:][layout.padded_lengths > 0] - 1
-    rolled = torch.roll(tensor, -1, seq_dim)
-    return rolled.index_fill(seq_dim, to_device(last, tensor.device), 0)
+    plain = tensor.requires_grad or tensor.element_size() not in _BYTE_VIEWS
+    values = tensor if plain else _as_integers(tensor)  # torch rolls not every dtype
+    rolled = torch.roll(values, -1, seq_dim)
+    rolled = rolled.index_fill(seq_dim, to_device(last, tensor.device), 0)
+    return rolled if plain else rolled.view(tensor.dtype)
 
 
 def unpack_rows(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) -> Tensor:

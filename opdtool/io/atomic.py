@@ -25,6 +25,7 @@ from pathlib import Path
 from opdtool.core.errors import InputError
 from opdtool.io.pread import describe
 
+_TOO_LARGE = "the file would be larger than the system allows"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -39,7 +40,7 @@ def writing(path: Path) -> Iterator[None]:
         hints = {
             errno.ENOSPC: "the disk is full; free some space or write elsewhere",
             errno.EDQUOT: "the disk quota is used up; free some space or write elsewhere",
-            errno.EFBIG: "the file would be larger than the system allows",
+            errno.EFBIG: _TOO_LARGE,
             errno.EROFS: "the file system is read-only; write elsewhere",
             errno.EACCES: "permission denied; write elsewhere",
             errno.EPERM: "permission denied; write elsewhere",
@@ -48,6 +49,8 @@ def writing(path: Path) -> Iterator[None]:
         }
         reason = hints.get(error.errno or 0, describe(error))
         raise InputError(f"{path}: cannot be written: {reason}") from None
+    except OverflowError:  # more bytes than an offset can count
+        raise InputError(f"{path}: cannot be written: {_TOO_LARGE}") from None
     except ValueError as error:  # an embedded NUL
         if isinstance(error, InputError) or "null" not in str(error):
             raise

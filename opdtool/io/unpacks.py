@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -53,18 +54,24 @@ class PackDirectory:
         if problems:
             raise InputError(f"{path / problems[0].file}: {problems[0].message}; pack again")
         cp_size, microbatches = manifest.geometry.get("cp"), extra.get("microbatches")
-        names = [extra.get("token_aligned"), extra.get("row_aligned")]
+        dropped = extra.get("dropped_rows", [])
+        names: list[Any] = [extra.get("token_aligned"), extra.get("row_aligned")]
         if (
-            not isinstance(cp_size, int)
-            or not isinstance(microbatches, int)
-            or not all(
-                isinstance(each, list) and all(isinstance(name, str) for name in each)
-                for each in names
-            )
+            not _is_size(cp_size)
+            or not _is_size(microbatches)
+            or not all(_is_list(each, str) for each in names)
+            or not _is_list(dropped, int)
+            or len({*names[0], *names[1]}) != len(names[0]) + len(names[1])
         ):
             raise InputError(
-                f"{path}/manifest.json: cp, microbatches, token_aligned or row_aligned is missing "
-                "or malformed; pack again"
+                f"{path}/manifest.json: cp, microbatches, token_aligned, row_aligned or "
+                "dropped_rows is missing or malformed; pack again"
+            )
+        # Counted before anything is made of these numbers: they may be anything.
+        if len(manifest.files) != cp_size * microbatches:
+            raise InputError(
+                f"{path}/manifest.json: lists {len(manifest.files)} files for {microbatches} "
+                f"microbatches and cp {cp_size}; pack again"
             )
         return cls(
             path=path,
@@ -84,6 +91,14 @@ class PackDirectory:
         ]
 
 
+def _is_size(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 1
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(each) is kind for each in value)
+
+
 def unpack(packs: PackDirectory, output: Path, *, force: bool, max_memory: int) -> WrittenFile:
     """Write the padded batch that the packs hold; rows in their first order, padding zero.
 
@@ -101,29 +116,73 @@ def unpack(packs: PackDirectory, output: Path, *, force: bool, max_memory: int) 
             for name in packs.row_aligned
         ]
     with TensorFileWriter(output, specs, force=force) as out:
-        restored = 0
+        restored: list[Ints] = []
         for microbatch in range(packs.microbatches):
             with ExitStack() as stack:
                 shards = [
                     stack.enter_context(open_tensors([path])) for path in packs.shards(microbatch)
                 ]
-                restored += _unpack_microbatch(packs, shards, out, max_memory)
+                layout = _layout(packs, shards, specs)
+                restored.append(layout.sequence_index)
+                _refuse_twice(packs, restored)
+                _unpack_microbatch(packs, layout, shards, out, max_memory)
+        left = packs.rows - sum(len(rows) for rows in restored)
         for spec in specs:  # rows that were dropped when packing stay zero
-            out.leave_zero(spec.name, (packs.rows - restored) * math.prod(spec.shape[1:]))
+            out.leave_zero(spec.name, left * math.prod(spec.shape[1:]))
         return out.finish()
 
 
-def _unpack_microbatch(
-    packs: PackDirectory, shards: list[TensorSource], out: TensorFileWriter, max_memory: int
-) -> int:
-    """Write one microbatch's rows; returns how many."""
+def _layout(
+    packs: PackDirectory, shards: list[TensorSource], specs: list[TensorSpec]
+) -> PackedLayout:
+    """The layout of one microbatch, once its files are seen to fit it and the batch."""
     first = shards[0]
     layout = PackedLayout.from_cu_seqlens(
-        first.read("cu_seqlens"),
-        first.read("cu_seqlens_padded"),
+        *(first.read(name) for name in ("cu_seqlens", "cu_seqlens_padded")),
         cp_size=packs.cp_size,
         sequence_index=first.read("sequence_index"),
     )
+    index, lengths = layout.sequence_index, layout.lengths[: layout.num_rows]
+    if len(index) and (index.min() < 0 or index.max() >= packs.rows):
+        raise InputError(
+            f"{first.paths[0]}: sequence_index names rows {index.min()}..{index.max()} of a batch "
+            f"that has {packs.rows} by its manifest; pack again"
+        )
+    if len(lengths) and lengths.max() > packs.width:
+        raise InputError(
+            f"{first.paths[0]}: sequence {int(lengths.argmax())} has {lengths.max()} tokens in a "
+            f"batch of width {packs.width} by its manifest; pack again"
+        )
+    for spec in specs:
+        token = spec.name in packs.token_aligned
+        lead = (1, layout.local_total) if token else (layout.num_rows,)
+        shape = (*lead, *spec.shape[2 if token else 1 :])
+        for shard in shards:
+            info = shard.info(spec.name)
+            if (info.dtype, info.shape) != (spec.dtype, shape):
+                raise InputError(
+                    f"{shard.paths[0]}: {spec.name} is {info.dtype} {list(info.shape)}; "
+                    f"{spec.dtype} {list(shape)} was expected; pack again"
+                )
+    return layout
+
+
+def _refuse_twice(packs: PackDirectory, restored: list[Ints]) -> None:
+    rows = np.concatenate(restored)
+    found, count = np.unique(rows, return_counts=True)
+    if len(found) < len(rows):
+        raise InputError(f"{packs.path}: row {found[count > 1][0]} is packed twice; pack again")
+
+
+def _unpack_microbatch(
+    packs: PackDirectory,
+    layout: PackedLayout,
+    shards: list[TensorSource],
+    out: TensorFileWriter,
+    max_memory: int,
+) -> None:
+    """Write one microbatch's rows."""
+    first = shards[0]
     for name in packs.row_aligned:
         values = first.read(name)
         for start, stop in _runs(layout.sequence_index, 0, layout.num_rows):
@@ -131,10 +190,12 @@ def _unpack_microbatch(
     for name in packs.token_aligned:
         tail = first.info(name).shape[2:]
         slot_bytes = first.info(name).itemsize * int(np.prod(tail))
-        for start, stop in _blocks(
-            layout, packs.width, max(1, max_memory // (8 * max(slot_bytes, 8)))
-        ):
+        slots = max(1, max_memory // (8 * max(slot_bytes, 8)))
+        for start, stop in _blocks(layout, packs.width, slots):
             part, base = layout.part(start, stop), layout.local_start(start)
+            if max(part.total, packs.width) > slots and stop == start + 1:
+                _unpack_row(shards, out, name, part, base, slots)
+                continue
             local = slice(base, base + part.local_total)
             pieces = [shard.read(name, slice(0, 1), local)[0] for shard in shards]
             whole = gather_cp(pieces, part)
@@ -147,7 +208,29 @@ def _unpack_microbatch(
             )
             block = unpack_rows(whole, local_rows, rows=stop - start, width=packs.width)
             out.write(name, block, row)
-    return layout.num_rows
+
+
+def _unpack_row(
+    shards: list[TensorSource],
+    out: TensorFileWriter,
+    name: str,
+    part: PackedLayout,
+    base: int,
+    slots: int,
+) -> None:
+    """Write one row that alone is more than the memory, a stretch of ``slots`` at a time."""
+    row = int(part.sequence_index[0])
+    for rank, shard in enumerate(shards):
+        pieces = part.pieces(rank)
+        for dst, position, count in zip(
+            pieces.dst.tolist(), pieces.position.tolist(), pieces.count.tolist(), strict=True
+        ):
+            for first in range(0, count, slots):
+                last = min(first + slots, count)
+                local = slice(base + dst + first, base + dst + last)
+                out.write(name, shard.read(name, slice(0, 1), local), row, position + first)
+    _, width, *tail = out.shape(name)
+    out.leave_zero(name, (width - int(part.lengths[0])) * math.prod(tail))
 
 
 def _runs(index: Ints, start: int, stop: int) -> Iterator[tuple[int, int]]:
