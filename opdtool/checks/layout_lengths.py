@@ -34,7 +34,7 @@ def check_real_lengths(
     if len(found) == n and np.array_equal(found, outcome.lengths) and not extra:
         outcome.add("OPD108", "pass", f"{n} lengths as in the batch", tensor="cu_seqlens")
         return
-    soft = _soft_reason(found, real, padded, outcome)
+    soft = _soft_reason(found, real, padded, given, outcome)
     if soft:
         outcome.add("OPD108", "warn", soft, tensor="cu_seqlens")
         outcome.soft.add("OPD108")
@@ -78,7 +78,7 @@ def _fits_padded(long: Bools, real: Ints, padded: Ints, outcome: LayoutOutcome) 
 
 
 def _soft_reason(
-    found: Ints, real: Ints, padded: Ints | None, outcome: LayoutOutcome
+    found: Ints, real: Ints, padded: Ints | None, given: PackVectors, outcome: LayoutOutcome
 ) -> str | None:
     """Why real lengths other than the batch's are no failure by themselves."""
     n = len(outcome.rows)
@@ -96,7 +96,8 @@ def _soft_reason(
     if last == length and int(real[-1]) <= int(padded[-1]):
         outcome.suspects.add("tail-not-clamped")
         return f"segments past the {n} rows count as real tokens: a tail that is not empty"
-    if length < last <= width:
+    aligned = int(given.geometry.padded(np.array([length]))[0])
+    if last == width or (aligned < width and length < last <= width):
         outcome.suspects.add("tail-not-clamped")
         return f"the last length, {last}, takes in padding; the sequence has {length} tokens"
     return None
