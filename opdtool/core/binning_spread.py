@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -29,8 +29,8 @@ def spread(
     untouched = untouched[sizes[untouched] > 1]
     touched: list[tuple[int, int]] = []
     rows_of: dict[int, list[tuple[int, int]]] = {}
+    # All empty, by number: a heap as they stand.
     takers = [(0, b) for b in range(len(loads), target)]
-    heapify(takers)
     following = 0
     while takers:
         fresh = following < len(untouched) and (

@@ -25,7 +25,6 @@ class ColumnPlan:
     """
 
     V_local: int
-    D_local: int
     leaving: tuple[Tensor, ...]
     places: tuple[Tensor, ...]
 
@@ -36,7 +35,6 @@ class ColumnPlan:
         column_by_wanter = torch.remainder(ids, V_local).reshape(size, -1)
         return ColumnPlan(
             V_local=V_local,
-            D_local=len(ids) // size,
             leaving=tuple(
                 column_by_wanter[wanter][owner_by_wanter[wanter] == rank] for wanter in range(size)
             ),

@@ -255,3 +255,21 @@ def test_memory_stays_at_a_few_bytes_a_row(algorithm: str, monkeypatch: pytest.M
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak <= 20 * len(lengths)
+
+
+def test_a_move_that_would_only_swap_two_loads_is_not_made() -> None:
+    # 4 + 4 + 4 in one bin: the new bin takes row 0; with row 1 too it would be 4 and 8 again.
+    found = pack_bins(np.array([4, 4, 4]), 12, algorithm="concat", min_bins=2)
+    assert np.diff(found.offsets).tolist() == [1, 2]
+    assert found.order.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("capacity", [2**31 - 1, 2**31, 2**32, 2**40])
+@pytest.mark.parametrize("algorithm", ["concat", "ffd", "ffs", "mffd", "bfd"])
+def test_capacities_past_int32_are_no_limit(capacity: int, algorithm: str) -> None:
+    lengths = np.array([capacity, 1, capacity - 1, 5], dtype=np.int64)
+    found = pack_bins(lengths, capacity, algorithm=algorithm)
+    assert len(found.offsets) - 1 >= 3
+    loads = np.add.reduceat(lengths[found.order], np.asarray(found.offsets)[:-1])
+    assert loads.max() == capacity
+    assert sorted(found.order.tolist()) == [0, 1, 2, 3]

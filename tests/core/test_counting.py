@@ -60,3 +60,21 @@ def test_trained_tokens_are_real_and_have_a_weight_in_both_masks() -> None:
 def test_an_empty_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match="vocabulary of 0 ids"):
         TokenCounter(0)
+
+
+@pytest.mark.parametrize("stray", [-1, 5])
+def test_one_id_just_outside_is_found_and_the_first_and_last_are_counted(stray: int) -> None:
+    counter = TokenCounter(5)
+    ids = torch.tensor([[0, stray, 4, 0]])
+    counter.add(ids, torch.ones(1, 4, dtype=torch.bool))
+    assert counter.counts.tolist() == [2, 0, 0, 0, 1]
+    assert counter.outside == 1
+    assert counter.strays == [(0, 1, stray)]
+
+
+def test_where_nothing_is_kept_nothing_is_counted() -> None:
+    counter = TokenCounter(5)
+    counter.add(torch.tensor([[1, 9]]), torch.zeros(1, 2, dtype=torch.bool))
+    counter.add(torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.bool))
+    assert counter.counts.tolist() == [0] * 5
+    assert counter.outside == 0

@@ -190,3 +190,16 @@ def test_every_rank_of_a_group_has_the_divergence_of_the_whole_vocabulary() -> N
 def test_different_shapes_are_refused() -> None:
     with pytest.raises(InputError, match=r"\[2, 4\] and student_logits \[2, 3\]"):
         chunked_divergences(torch.zeros(2, 4), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("vocab_slice", [1, 3, 8192])
+def test_a_row_with_columns_that_cannot_be_said_leaves_the_other_rows_right(
+    vocab_slice: int,
+) -> None:
+    teacher, student = pair(positions=2, columns=3)
+    teacher[1, 2] = student[1, 2] = -torch.inf
+    found = stacked(chunked_divergences(teacher, student, vocab_slice=vocab_slice))
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found[:1], slow(teacher[:1], student[:1]), rtol=1e-5, atol=1e-6)
+    short = slow(teacher[1:, :2], student[1:, :2])
+    np.testing.assert_allclose(found[1:], short, rtol=1e-5, atol=1e-6)
