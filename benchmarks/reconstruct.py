@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -75,8 +76,26 @@ def speed(folder: Path, scale: str) -> list[Row]:
     def ours() -> None:
         assert reconstruct(job).passed
 
+    reference = folder / "compared.safetensors"
+    spec = TensorSpec("teacher_full_logits", "BF16", (*shape, V))
+    with TensorFileWriter(reference, [spec]) as file:
+        file.leave_zero("teacher_full_logits", shape[0] * shape[1] * V)
+    comparing = replace(job, reference=[reference], atol=1e9)
+    wide = hidden.float()
+
+    def plain_wide() -> None:
+        for low in range(0, V, sizes.columns):
+            rows = head[low : low + sizes.columns].float()
+            for start in range(0, len(hidden), sizes.tile):
+                torch.matmul(wide[start : start + sizes.tile], rows.t())
+
+    def compared() -> None:
+        assert reconstruct(comparing).passed
+
     draft = job_for(folder, "payload.safetensors", LIMIT["large"], folder / "d2t.safetensors")
-    whole, bare, cut = take_turns([ours, plain, lambda: reconstruct(draft)])
+    whole, bare, cut, checked, bare_wide = take_turns(
+        [ours, plain, lambda: reconstruct(draft), compared, plain_wide]
+    )
     positions = shape[0] * shape[1]
     size = f"{positions} x {HIDDEN} x {V}"
     promised = scale == "large"
@@ -100,6 +119,16 @@ def speed(folder: Path, scale: str) -> list[Row]:
             goal=">= 4" if promised else "",
             reached=whole / cut >= 4 if promised else None,
             work=positions * DRAFT[scale],
+        ),
+        Row(
+            name="reconstruct --reference, against float32 products",
+            size=size,
+            ours=checked,
+            plain=bare_wide,
+            ratio=checked / bare_wide,
+            goal="<= 1.15" if promised else "",
+            reached=checked / bare_wide <= 1.15 if promised else None,
+            work=positions * V,
         ),
     ]
 

@@ -246,7 +246,7 @@ class _Worker:
             result.comparison.add(
                 tile.at.start,
                 tile.columns.start,
-                logits[:, :shared],
+                logits[:, :shared].float(),
                 tile.reference.to(self.device),
                 self._row_and_column_norms(tile, shared),
             )
@@ -318,7 +318,8 @@ class _Worker:
         changed = plan.scale is not None or plan.softcap is not None or variant != RIGHT
         if tile.logits is not None:
             logits = tile.logits.to(self.device)
-            logits = logits.float() if is_wide(plan) or changed else logits
+            if (is_wide(plan) or changed) and logits.dtype.itemsize < 4:
+                logits = logits.float()
         else:
             assert self.hidden is not None
             assert self.head is not None
@@ -327,7 +328,7 @@ class _Worker:
                 rows = rows.float()
             shape = (len(rows), len(self.head))
             logits = torch.mm(rows, self.head.t(), out=self.room("logits", shape, self.head.dtype))
-            if is_wide(plan) or changed:
+            if (is_wide(plan) or changed) and logits.dtype.itemsize < 4:
                 logits = logits.float()
         if plan.scale is not None or variant.factor != 1.0:
             logits = logits.mul_((plan.scale or 1.0) * variant.factor)

@@ -246,6 +246,7 @@ def _route_rows(
 
 
 def _routes(teacher_index: Tensor, units: int, word: str) -> list[int]:
+    teacher_index = torch.as_tensor(teacher_index)
     if teacher_index.is_floating_point() or teacher_index.is_complex():
         raise InputError(f"teacher_index is {teacher_index.dtype}; expected an integer dtype")
     if teacher_index.dtype == torch.bool:

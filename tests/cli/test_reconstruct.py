@@ -425,6 +425,24 @@ def test_the_compute_dtype_is_the_outputs(cli: Cli, made: Path, dtype: str) -> N
     assert np.array_equal(shard.double().numpy(), right(made))
 
 
+def test_float64_is_computed_and_written_in_float64(cli: Cli, made: Path) -> None:
+    payload = load_file(made / "payload.safetensors")
+    hidden = payload["teacher_full_hidden_states"].double() + 2.0**-40
+    save(made / "payload.safetensors", **(payload | {"teacher_full_hidden_states": hidden}))
+    for name in ("two", "five"):
+        head = load_file(made / f"{name}.safetensors")["lm_head.weight"]
+        save(made / f"{name}.safetensors", **{"lm_head.weight": head.double()})
+    want = right(made)
+    assert not np.array_equal(want, want.astype(np.float32))
+    save(made / "ref.safetensors", teacher_full_logits=torch.from_numpy(want))
+    out = made / "out"
+    report_of(
+        cli, made / "payload.safetensors", *two_heads(made), "-o", out,
+        "--reference", made / "ref.safetensors",
+    )  # fmt: skip
+    assert np.array_equal(shards(out, 1, 1)[0, 0].numpy(), want)
+
+
 def test_given_tolerances_replace_the_derived_one(cli: Cli, made: Path) -> None:
     full = torch.from_numpy(right(made)).float() + 0.25
     save(made / "ref.safetensors", teacher_full_logits=full)
