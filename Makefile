@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow check bench fixtures docs fuzz clean
+.PHONY: help demo test test-slow check bench fixtures docs fuzz mutate clean
 
 help:
 	@echo "make demo      run the main job on the shipped example"
@@ -15,6 +15,7 @@ help:
 	@echo "make fixtures  make the example data anew"
 	@echo "make docs      write the generated pages and the README's output anew"
 	@echo "make fuzz      a longer fuzz of every reader (SECONDS=600)"
+	@echo "make mutate    mutation testing of core and checks (ARGS='core/masks --sample 50')"
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -46,6 +47,9 @@ docs: $(READY)
 
 fuzz: $(READY)
 	OPDTOOL_FUZZ_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -q -m slow tests/attacks
+
+mutate: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutation $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo-out build dist *.egg-info
