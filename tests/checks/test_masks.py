@@ -139,13 +139,13 @@ def test_the_reference_and_the_registry_list_faults_in_the_same_order() -> None:
 
 def expect_all_named(found: Tally) -> None:
     print(found.table())
-    assert all(found.injected[name] >= 2 for name in ORDER), found.table()
+    assert all(found.injected[name] for name in ORDER), found.table()
     assert found.detected == found.injected, found.table()
     assert not found.wrong, f"{len(found.wrong)} of {found.injected.total()}: {found.wrong[:5]}"
 
 
 def test_every_fault_is_detected_and_named_in_random_worlds() -> None:
-    expect_all_named(tally(20))
+    expect_all_named(tally(10))
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def expect_no_alarm(count: int, start: int) -> None:
 
 
 def test_correct_dumps_give_no_alarm() -> None:
-    expect_no_alarm(150, start=0)
+    expect_no_alarm(100, start=0)
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def flipped(world: World, rng: np.random.Generator) -> tuple[Dump, int, int]:
 
 def test_a_random_flip_is_at_its_exact_place_and_no_fault_that_does_not_make_it_is_named() -> None:
     undiagnosed = 0
-    for seed in range(60):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         world = slow.random_world(rng)
         dump, rank, local = flipped(world, rng)
@@ -217,7 +217,7 @@ def test_a_random_flip_is_at_its_exact_place_and_no_fault_that_does_not_make_it_
                 seed,
                 name,
             )
-    assert undiagnosed > 50
+    assert undiagnosed > 30
 
 
 PAIRS = {
@@ -272,7 +272,7 @@ def test_two_faults_at_once_are_found_as_a_pair(pair: str) -> None:
     found = made = 0
     for seed in range(60):
         world = slow.random_world(np.random.default_rng(seed))
-        if ("cp-" in pair and world.cp == 1) or made == 6:
+        if ("cp-" in pair and world.cp == 1) or made == 3:
             continue
         dump = PAIRS[pair](world)
         single = [
@@ -291,7 +291,7 @@ def test_two_faults_at_once_are_found_as_a_pair(pair: str) -> None:
         made += 1
         found += pair in verdict.named
         assert all("+" in name for name in verdict.named), (seed, verdict.named)
-    assert made >= 5
+    assert made == 3
     assert found == made
 
 
@@ -333,7 +333,7 @@ def big_world(rng: np.random.Generator) -> World:
 
 @pytest.mark.parametrize("by", [2, 3])
 def test_a_mask_shifted_by_more_is_right_when_that_was_asked_for(by: int) -> None:
-    for seed in range(8):
+    for seed in range(4):
         world = slow.random_world(np.random.default_rng(seed))
         dump = slow.right(world, shift=by)
         if same_shards(dump, slow.right(world)):
