@@ -36,7 +36,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/rebuild", ("tests/core/test_rebuild.py", "tests/cli/test_reconstruct.py")),
     ("core/divergence", ("tests/core/test_divergence.py",)),
     ("core/compare", ("tests/core/test_compare.py",)),
-    ("checks/compare", ("tests/cli/test_compare.py",)),
+    ("checks/compare", ("tests/checks/test_compare.py", "tests/cli/test_compare.py")),
     ("checks/inspect", ("tests/cli/test_inspect.py",)),
     ("checks/vocab", _DRAFT),
     ("checks/vocab_case", _DRAFT),

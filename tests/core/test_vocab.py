@@ -200,3 +200,20 @@ def test_coverage_is_the_share_of_counted_tokens_that_is_kept() -> None:
     assert coverage(counts, torch.tensor([0, 1, 2, 3])) == 1.0
     assert coverage(counts, torch.tensor([2])) == 0.0
     assert np.isnan(coverage(torch.zeros(4), torch.tensor([2])))
+
+
+def test_a_scalar_is_no_logits() -> None:
+    with pytest.raises(InputError, match="teacher_logits is a scalar"):
+        map_teacher_logits_to_draft_vocab(torch.tensor(1.0), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(
+    ("required", "stray"), [([0, 4], 4), ([-1, 0], -1), ([-3, 9], -3), ([1, 2, 4, 7], 4)]
+)
+def test_the_first_required_id_outside_the_vocabulary_is_named(
+    required: list[int], stray: int
+) -> None:
+    counts = torch.tensor([0, 5, 6, 7])
+    with pytest.raises(InputError, match=rf"required id {stray} is outside the vocabulary 0\.\.3"):
+        choose_draft_vocab(counts, 2, required)
+    assert choose_draft_vocab(counts, 2, [0, 3]).tolist() == [0, 3]
