@@ -217,3 +217,7 @@ def test_the_first_required_id_outside_the_vocabulary_is_named(
     with pytest.raises(InputError, match=rf"required id {stray} is outside the vocabulary 0\.\.3"):
         choose_draft_vocab(counts, 2, required)
     assert choose_draft_vocab(counts, 2, [0, 3]).tolist() == [0, 3]
+
+
+def test_an_unsigned_map_may_hold_zeros() -> None:
+    assert ids_from_d2t(torch.tensor([0, 0, 1]).to(torch.uint64), 5).tolist() == [0, 1, 3]
