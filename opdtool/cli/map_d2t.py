@@ -168,6 +168,7 @@ def _map(job: MapJob, plan: MapPlan, ranks: OpenRanks) -> list[Tally]:
         if job.output is None or writer is None:
             return ranks.run_collective(map_rank, plan)
         scratch = stack.enter_context(_scratch(job.output))
+        ranks.guard(scratch)
         tallies = ranks.run_collective(map_rank, plan, None, scratch)
         join_shards(scratch, plan, writer, ranks.tp_size, ranks.dp_size)
         return tallies

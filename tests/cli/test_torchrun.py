@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -164,6 +165,53 @@ def children(parent: int) -> list[int]:
         if int(fields[1]) == parent:
             found.append(int(stat.parent.name))
     return sorted(found)
+
+
+@pytest.mark.slow
+def test_draft_logits_are_the_same_bytes_under_torchrun(tmp_path: Path) -> None:
+    argv = ["map-d2t", str(FIXTURES / "teacher_logits.safetensors"),
+            "--d2t", str(FIXTURES / "draft"), "--tp", "2", "-q"]  # fmt: skip
+    here, there = tmp_path / "here.safetensors", tmp_path / "there.safetensors"
+    assert run([*argv, "-o", str(here)]) == 0
+    status, _, stderr = finish(TORCHRUN, *argv, "-o", str(there))
+    assert status == 0, stderr
+    assert len(here.read_bytes()) > 100_000
+    assert there.read_bytes() == here.read_bytes()
+    assert (
+        sorted(path.suffix for path in tmp_path.iterdir() if path.name[0] != ".")
+        == [".safetensors"] * 2
+    )
+
+
+@pytest.mark.slow
+def test_the_equivalence_suite_holds_under_torchrun_with_replicas() -> None:
+    argv = ["simulate", "--tp", "2", "--cases", "5", "--format", "json"]
+    status, stdout, stderr = finish(TORCHRUN, *argv)
+    assert status == 0, stderr
+    found = json.loads(stdout)
+    assert (found["geometry"]["dp"], found["geometry"]["cases"]) == (2, 5)
+    assert found["summary"] == {"passed": 14, "failed": 0, "warned": 0, "skipped": 0}
+    assert found["checks"][-1]["total"] > 0
+
+
+@pytest.mark.slow
+def test_the_steps_of_a_suite_run_on_the_ranks_that_torchrun_started(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.toml"
+    suite.write_text(
+        """
+        [[step]]
+        command = "simulate"
+        tp = 2
+        cases = 1
+        [[step]]
+        command = "simulate"
+        cp = 4
+        cases = 1
+        """
+    )
+    status, stdout, stderr = finish(TORCHRUN, "check", str(suite), "--format", "json")
+    assert status == 0, stderr
+    assert json.loads(stdout)["summary"] == {"passed": 28, "failed": 0, "warned": 0, "skipped": 0}
 
 
 def processes_under(parent: int) -> list[int]:
