@@ -175,7 +175,7 @@ def test_draft_logits_are_the_same_bytes_under_torchrun(tmp_path: Path) -> None:
     assert run([*argv, "-o", str(here)]) == 0
     status, _, stderr = finish(TORCHRUN, *argv, "-o", str(there))
     assert status == 0, stderr
-    assert len(here.read_bytes()) > 100_000
+    assert len(here.read_bytes()) > 16 * 96 * 32 * 2
     assert there.read_bytes() == here.read_bytes()
     assert (
         sorted(path.suffix for path in tmp_path.iterdir() if path.name[0] != ".")
