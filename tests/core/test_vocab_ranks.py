@@ -203,6 +203,8 @@ def refused(size: int, V_local: Sequence[int], d2t: Sequence[Sequence[float]]) -
 def test_a_draft_vocabulary_that_does_not_divide_is_refused_with_the_remainder() -> None:
     said = refused(2, [4, 4], [[0, 0, 0]] * 2)
     assert "draft vocabulary of 3 does not divide by tensor-parallel size 2: 1 left over" in said
+    assert said.endswith("pad it to 4")
+    assert refused(4, [2] * 4, [[0] * 6] * 4).endswith("2 left over; pad it to 8")
 
 
 def test_shards_of_a_vocabulary_that_does_not_divide_are_refused_with_the_remainder() -> None:
@@ -220,6 +222,20 @@ def test_ranks_with_different_maps_are_refused_instead_of_mixing_columns() -> No
     assert "rank 1 brings another d2t" in refused(2, [4, 4], [[0, 0], [0, 1]])
     assert "rank 1 brings another length of d2t" in refused(2, [4, 4], [[0, 0], [0, 0, 0, 0]])
     assert "rank 1 brings another dtype of d2t" in refused(2, [4, 4], [[0, 0], [0.0, 0.0]])
+
+
+def test_a_map_of_other_dimensions_is_another_map_though_its_entries_are_the_same() -> None:
+    d2t: Any = [[0, 0], [[0, 0]]]
+    assert "rank 1 brings another length of d2t" in refused(2, [4, 4], d2t)
+
+
+def test_maps_of_one_content_in_different_integer_dtypes_agree() -> None:
+    def work(group: SimulatedGroup) -> list[list[float]]:
+        d2t = torch.tensor([1, 2], dtype=(torch.int32, torch.int64)[group.rank])
+        shard = torch.arange(2.0).reshape(1, 2) + 2 * group.rank
+        return map_teacher_logits_to_draft_vocab(shard, d2t, None, group).tolist()
+
+    assert run_simulated(2, work) == [[[1.0]], [[3.0]]]
 
 
 def in_a_process() -> dict[str, Any]:
