@@ -177,6 +177,14 @@ def test_no_more_than_its_share_of_the_draft_columns_reaches_a_rank(size: int) -
         assert 0 < counting.from_others <= counting.in_all == B * S * D // size
 
 
+def test_columns_that_arrive_out_of_order_behind_the_first_are_put_in_their_places() -> None:
+    # Rank 0 of 2 wants 1 and 2 of its own and 5 of the other's, which comes between them.
+    ids = torch.tensor([1, 5, 2, 4, 0, 6])
+    logits = torch.arange(8.0).reshape(1, 8)
+    got, _ = mapped_by_ranks(logits, d2t_from_ids(ids), 2)
+    assert got.tolist() == [[1, 5, 2, 4, 0, 6]]
+
+
 def test_columns_that_a_rank_owns_itself_cross_to_no_other() -> None:
     ids = torch.arange(16)  # V 16, D 16: every rank wants just what it has
 
