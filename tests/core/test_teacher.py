@@ -504,3 +504,25 @@ def test_an_rms_norm_worked_by_hand() -> None:
     damped = rms_norm(hidden, weight, eps=25 / 4 * 3)
     assert torch.allclose(damped, want / 2, atol=1e-6)
     assert rms_norm(hidden.bfloat16(), weight, eps=0.0).dtype == torch.bfloat16
+
+
+def test_a_norm_is_taken_over_each_vector_of_a_batch() -> None:
+    # Mean squares 12.5 and 4: 3 / sqrt(12.5), ...; the weight stored less one is doubled.
+    hidden = torch.tensor([[[3.0, 4.0], [2.0, 2.0]]])
+    want = torch.tensor([[[3 / 12.5**0.5, 8 / 12.5**0.5], [1.0, 2.0]]])
+    got = rms_norm(hidden, torch.tensor([1.0, 2.0]), eps=0.0)
+    torch.testing.assert_close(got, want)
+    assert torch.equal(rms_norm(hidden, torch.tensor([0.0, 1.0]), eps=0.0, offset=1.0), got)
+    tiny = rms_norm(torch.zeros(1, 3, 2), torch.ones(2), eps=1e-6)
+    assert tiny.tolist() == [[[0, 0]] * 3]
+
+
+def test_an_output_dtype_of_the_same_size_is_cast_from_the_product() -> None:
+    # 1 + 2^-9 rounds to 1 in bfloat16, the dtype of the product; float16 could hold it.
+    payload = torch.tensor([[[1.0, 2**-9]]], dtype=torch.bfloat16)
+    heads = {0: torch.ones(1, 2, dtype=torch.bfloat16)}
+    index = torch.zeros(1, dtype=torch.int64)
+    for dtype, value in ((torch.float16, 1.0), (torch.float32, 1 + 2**-9)):
+        logits = project_hidden_states_per_teacher(payload, heads, index, output_dtype=dtype)
+        assert logits.dtype == dtype
+        assert logits.item() == value
