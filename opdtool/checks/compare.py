@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from opdtool.checks.registry import check_name
 from opdtool.findings import MAX_PLACES, Finding, Scalar
+
+Errors = np.ndarray[tuple[int], Any]
+"""Distances and sizes of the elements that differ: float64, or uint64 for integers, which
+holds the distance of any two exactly."""
 
 
 @dataclass(slots=True)
@@ -18,7 +23,12 @@ class Difference:
     """Running comparison of two tensors of one shape and dtype.
 
     Elements agree when they are equal, or both are finite and
-    ``|actual - expected| <= atol + rtol * |expected|``. NaN agrees with nothing.
+    ``|actual - expected| <= atol + rtol * |expected|``. NaN agrees with nothing. Integers
+    are compared as integers, of whatever size.
+
+    ``max_abs`` is the greatest distance, ``max_rel`` the greatest in terms of an expected
+    value that is not zero; infinite where a pair is infinitely far apart, as are infinity and
+    a number. ``nan`` and ``infinite`` count the pairs with NaN and those infinitely apart.
     """
 
     shape: tuple[int, ...]
@@ -26,35 +36,33 @@ class Difference:
     atol: float = 0.0
     mismatches: int = 0
     total: int = 0
-    max_abs: float = 0.0
-    max_rel: float = 0.0
     nan: int = 0
+    infinite: int = 0
     first: list[Mapping[str, Scalar]] = field(default_factory=list)
+    _abs: float | int = 0
+    _rel: float = 0.0
 
     def add(self, start: int, expected: Tensor, actual: Tensor) -> None:
         """Compare flat pieces [n] of both, the first element being number ``start``."""
         self.total += expected.numel()
-        expected, actual = _comparable(expected), _comparable(actual)
-        if torch.equal(expected, actual):  # one pass, no memory; NaN is not equal here either
+        left, right = _comparable(expected), _comparable(actual)
+        if torch.equal(left, right):  # one pass, no memory; NaN is not equal here either
             return
-        at = (expected != actual).nonzero()[:, 0]
-        left, right = expected[at].to(torch.float64), actual[at].to(torch.float64)
-        # Inf minus inf is NaN: such a pair is unequal and within no tolerance.
-        error, size = (right - left).abs(), left.abs()
-        finite = error.isfinite()
-        self.nan += int((left.isnan() | right.isnan()).sum())
-        if bool(finite.any()):
-            self.max_abs = max(self.max_abs, float(error[finite].max()))
+        at = (left != right).nonzero()[:, 0]
+        error, size = _distances(expected[at].cpu(), actual[at].cpu())
+        finite = np.isfinite(error)
+        self.nan += int(np.isnan(error).sum())
+        self.infinite += int(np.isinf(error).sum())
+        if finite.any():
+            self._abs = max(self._abs, error[finite].max().item())
             known = finite & (size > 0)
-            if bool(known.any()):
-                self.max_rel = max(self.max_rel, float((error[known] / size[known]).max()))
-        # A tolerance of zero passes nothing unequal, not even integers that float64 confuses.
-        wrong = at
+            if known.any():
+                self._rel = max(self._rel, float((error[known] / size[known]).max()))
+        wrong = np.arange(len(error))
         if self.rtol or self.atol:
-            allowed = self.atol + self.rtol * size
-            wrong = at[~(finite & size.isfinite() & (error <= allowed))]
-        self.mismatches += wrong.numel()
-        for index in wrong[: MAX_PLACES - len(self.first)].tolist():
+            wrong = wrong[~(finite & np.isfinite(size) & self._within(error, size))]
+        self.mismatches += len(wrong)
+        for index in at.cpu()[wrong[: MAX_PLACES - len(self.first)]].tolist():
             self.first.append(
                 {
                     "index": self._index(start + index),
@@ -62,6 +70,25 @@ class Difference:
                     "actual": actual[index].item(),
                 }
             )
+
+    def _within(self, error: Errors, size: Errors) -> Any:
+        """Where the tolerance allows the error."""
+        with np.errstate(invalid="ignore", over="ignore"):  # infinity times zero
+            allowed = self.atol + self.rtol * size.astype(np.float64)
+        if error.dtype != np.uint64:
+            return error <= allowed
+        # Not as floats: from 2^53 on they confuse neighbours.
+        most = np.floor(allowed)
+        beyond = most >= 2.0**64
+        return beyond | (error <= np.where(beyond, 0, most).astype(np.uint64))
+
+    @property
+    def max_abs(self) -> float | int:
+        return float("inf") if self.infinite else self._abs
+
+    @property
+    def max_rel(self) -> float:
+        return float("inf") if self.infinite else self._rel
 
     def _index(self, flat: int) -> str:
         places = []
@@ -73,17 +100,11 @@ class Difference:
     def finding(self, tensor: str) -> Finding:
         """``same-values`` for this tensor."""
         if not self.mismatches:
-            within = " within the tolerance" if self.max_abs else ""
-            message = f"all values agree{within}"
-            if self.max_abs:
-                message += f"; the greatest difference is {self.max_abs:.6g}"
+            message = "all values agree"
+            if self._abs:
+                message += f" within the tolerance; the greatest difference is {_figure(self._abs)}"
         else:
-            message = (
-                f"values differ; the greatest difference is {self.max_abs:.6g}, "
-                f"relative {self.max_rel:.6g}"
-            )
-            if self.nan:
-                message += f"; {self.nan:,} of the pairs hold NaN, which equals nothing"
+            message = "; ".join(["values differ", *self._figures()])
         return Finding(
             code="OPD953",
             name=check_name("OPD953"),
@@ -95,6 +116,16 @@ class Difference:
             first=tuple(self.first),
         )
 
+    def _figures(self) -> Iterator[str]:
+        if self._abs:
+            of = " of finite pairs" if self.nan or self.infinite else ""
+            relative = f", relative {self._rel:.6g}" if self._rel else ""
+            yield f"the greatest difference{of} is {_figure(self._abs)}{relative}"
+        if self.infinite:
+            yield f"{_pairs(self.infinite, 'is', 'are')} infinitely far apart"
+        if self.nan:
+            yield f"{_pairs(self.nan, 'holds', 'hold')} NaN, which equals nothing"
+
     def stats(self) -> dict[str, Any]:
         """Plain figures for machine formats."""
         return {
@@ -102,6 +133,8 @@ class Difference:
             "total": self.total,
             "max_abs": self.max_abs,
             "max_rel": self.max_rel,
+            "nan": self.nan,
+            "infinite": self.infinite,
         }
 
 
@@ -114,3 +147,26 @@ def _comparable(tensor: Tensor) -> Tensor:
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
         return tensor.to(torch.float32)
     return tensor
+
+
+def _distances(expected: Tensor, actual: Tensor) -> tuple[Errors, Errors]:
+    """``|actual - expected|`` and ``|expected|`` of elements [n] that are not equal."""
+    if expected.dtype.is_floating_point:
+        left, right = expected.to(torch.float64).numpy(), actual.to(torch.float64).numpy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            # Infinity minus its like is no number, but these two are not alike.
+            return np.abs(right - left), np.abs(left)
+    wide = np.uint64 if expected.dtype == torch.uint64 else np.int64
+    left, right = expected.numpy().astype(wide), actual.numpy().astype(wide)
+    # Modulo 2^64 the greater less the smaller is the distance, also where int64 overflows.
+    distance = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
+    size = left if wide is np.uint64 else np.where(left < 0, -left, left)
+    return distance, size.astype(np.uint64)
+
+
+def _figure(value: float | int) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def _pairs(count: int, one: str, many: str) -> str:
+    return f"1 pair {one}" if count == 1 else f"{count:,} pairs {many}"
