@@ -14,8 +14,9 @@ from opdtool.checks.faults_masks import mask_forms
 from opdtool.checks.hypotheses import Form, PackCase
 from opdtool.checks.layout_outcome import LayoutOutcome
 from opdtool.checks.masks import Count
-from opdtool.checks.masks_findings import MaskPack, describe
+from opdtool.checks.masks_findings import MaskPack
 from opdtool.checks.masks_verdict import property_diagnosis
+from opdtool.checks.places import describe
 from opdtool.checks.recipes import placed, trace
 from opdtool.checks.registry import check_name
 from opdtool.findings import MAX_PLACES, Diagnosis, Finding, Scalar, Status

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from opdtool.checks.hypotheses import MaskCase
 from opdtool.checks.masks import Count, MaskScan
-from opdtool.checks.recipes import Ints
+from opdtool.checks.places import describe
 from opdtool.checks.registry import check_name
+from opdtool.checks.strips import Ids
 from opdtool.core.layout import PackedLayout
-from opdtool.findings import MAX_PLACES, Finding, Scalar, Status, Strip
+from opdtool.findings import MAX_PLACES, Finding, Scalar, Status
 
-Ids = Callable[[int, int, int], Sequence[int]]
-"""(row, first column, stop) -> the token ids there."""
 AROUND = 3
 """Token ids shown on each side of a place."""
-STRIP_SLOTS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,76 +151,6 @@ class MaskFindings:
         self._add("OPD310", "warn", f"nothing to train in kept rows {named}{more}")
 
 
-def describe(place: Mapping[str, Scalar]) -> str:
-    """A place in words."""
-    words = []
-    if "pack" in place:
-        words.append(f"{place['pack']},")
-    if "sequence" in place:
-        words.append(f"sequence {place['sequence']},")
-    elif "segment" in place:
-        words.append(f"segment {place['segment']} (no row of the batch),")
-    if "position" in place:
-        words.append(f"position {place['position']}")
-        words.append(f"(slot {place['slot']}, rank {place['cp_rank']}):")
-    else:
-        words.append(f"slot {place['slot']}:")
-    words.append(f"expected {number(place['expected'])}, found {number(place['actual'])}")
-    if "token_ids" in place:
-        words.append(f"(token ids {place['token_ids']})")
-    return " ".join(words)
-
-
-def number(value: Scalar) -> str:
-    """A value as short as it is exact."""
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
 def _plain(value: float) -> Scalar:
     """A value that JSON can hold."""
     return value if np.isfinite(value) else str(value)
-
-
-def strip_of(pack: MaskPack, ids: Ids | None, slot: int) -> Strip | None:
-    """Expected over actual around a slot of the pack, within its sequence."""
-    case, layout, right = pack.case, pack.case.layout, pack.case.right
-    if layout is None or right is None:
-        return None
-    segment = int(layout.segments_of(torch.tensor([slot]))[0])
-    begin, end = (int(x) for x in layout.cu_seqlens_padded[segment : segment + 2])
-    first = max(begin, min(slot - STRIP_SLOTS // 3, end - STRIP_SLOTS))
-    stop = min(end, first + STRIP_SLOTS)
-    at = np.arange(first, stop, dtype=np.int64)
-    there = dump_slots(case, layout, at)
-    order = np.argsort(there)
-    actual = np.empty(len(at), dtype=np.float64)
-    actual[order] = case.slots.take(there[order])
-    expected = case.values(right, there)
-    agrees = case.agrees(right, there, actual)
-    row = layout.row_of(segment)
-    length = int(layout.lengths[segment])
-    rows = [("position", tuple(str(int(i)) for i in at - begin))]
-    if ids is not None and row is not None:
-        known = [
-            str(i) for i in ids(row, first - begin, max(first, min(stop, begin + length)) - begin)
-        ]
-        rows.append(("token id", tuple(known + ["."] * (len(at) - len(known)))))
-    rows.append(("expected", tuple(number(float(v)) for v in expected)))
-    rows.append(("actual", tuple(number(float(v)) for v in actual)))
-    where = f"sequence {row}" if row is not None else f"segment {segment}"
-    if pack.name:
-        where = f"{pack.name}, {where}"
-    return Strip(
-        title=f"First wrong sequence: {where}, {length} tokens in {end - begin} slots",
-        rows=tuple(rows),
-        wrong=frozenset(np.flatnonzero(~agrees).tolist()),
-    )
-
-
-def dump_slots(case: MaskCase, layout: PackedLayout, at: Ints) -> Ints:
-    """Where slots of the pack are in the dump."""
-    if case.whole:
-        return at
-    rank, local = layout.owners(torch.from_numpy(at))
-    found: Ints = (rank * layout.local_total + local).numpy()
-    return found

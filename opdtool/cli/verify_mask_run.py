@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opdtool.checks.hypotheses import MaskWeights
-from opdtool.checks.masks_findings import Ids, MaskFindings, MaskPack, strip_of
+from opdtool.checks.masks_findings import MaskFindings, MaskPack
 from opdtool.checks.masks_verdict import (
     Checked,
     DumpedMask,
@@ -24,6 +24,7 @@ from opdtool.checks.masks_verdict import (
 )
 from opdtool.checks.recipes_values import Cells, as_numbers
 from opdtool.checks.registry import check_name
+from opdtool.checks.strips import Ids, strip_of
 from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
@@ -343,7 +344,7 @@ def batch_ids(batch: Batch) -> Ids | None:
 def _sections(packs: Sequence[MaskPack], ids: Ids | None, several: bool) -> tuple[Section, ...]:
     for pack in packs:
         if pack.scan.values.first:
-            shown = pack if several else replace(pack, name="")
-            strip = strip_of(shown, ids, pack.scan.values.first[0][0])
+            slot = pack.scan.values.first[0][0]
+            strip = strip_of(pack.case, ids, slot, pack=pack.name if several else "")
             return (strip,) if strip is not None else ()
     return ()

@@ -34,14 +34,15 @@ from opdtool.checks.masks_sample import sample_slots
 from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
 from opdtool.checks.recipes_values import Cells, Slots, as_keys
 from opdtool.checks.registry import check_name
+from opdtool.checks.strips import strip_of
 from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.ranked import interleaved, pack_up, unpack_with
-from opdtool.cli.verify_mask_run import is_whole, mask_weights, read_vectors
+from opdtool.cli.verify_mask_run import batch_ids, is_whole, mask_weights, read_vectors
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
 from opdtool.cli.verify_pack_tensors import Packed, as_floats, moved, packed_shape, slot_reader
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
-from opdtool.findings import Finding, Report, Status
+from opdtool.findings import Finding, Report, Section, Status
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.tensors import TORCH_DTYPES, check_renames
 
@@ -173,9 +174,28 @@ def _report(job: VerifyPackJob, run: PackRun) -> Report:
         findings=tuple(findings),
         diagnosis=diagnose_packs([outcome for _, outcome in run.outcomes], run.tensors, run.masks),
         stats={"packs": len(run.outcomes), "rows": run.batch.rows},
+        sections=_sections(run),
         notes=tuple(notes if run.unknown else ()),
         inputs=tuple(path.name for path in job.dump),
     )
+
+
+def _sections(run: PackRun) -> tuple[Section, ...]:
+    """The first wrong sequence of the first tensor that is wrong and that one can show."""
+    ids = batch_ids(run.batch)
+    cases = [
+        (pack.tensor, pack.name, pack.case, [*pack.scan.values.first, *pack.scan.fill.first])
+        for packs in run.tensors.values()
+        for pack in packs
+        if pack.case.kind != "strict"
+    ]
+    masks = [(MASK, pack.name, pack.case, pack.scan.values.first) for pack in run.masks]
+    for tensor, name, case, places in (*cases, *masks):
+        if places:
+            shown = name if len(run.outcomes) > 1 else ""
+            strip = strip_of(case, ids, places[0][0], pack=shown, tensor=tensor)
+            return (strip,) if strip is not None else ()
+    return ()
 
 
 def _slots_of(run: PackRun, name: str) -> int:

@@ -262,3 +262,20 @@ def test_a_mask_in_another_dtype_is_the_same_mask_and_float_ids_are_no_ids(
     outcome = cli("verify-pack", out, "--batch", batch, "--format", "json")
     assert outcome.status == 1
     assert "F64" in checks(report_of(outcome), "OPD201")[0]["message"]
+
+
+def test_targets_that_were_not_shifted_are_named_and_drawn(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    out = packed(cli, batch, tmp_path, "--cp", 2)
+    for path in out.glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({**tensors, "target_ids": tensors["input_ids"].clone()}, path)
+    outcome = cli("verify-pack", out, "--batch", batch)
+    assert outcome.status == 1
+    assert "targets-not-shifted" in outcome.out
+    assert "First wrong sequence: target_ids, sequence 0, 7 tokens in 8 slots" in outcome.out
+    rows = {line.split()[0]: line.split()[1:] for line in outcome.out.splitlines() if line.strip()}
+    ids = load_file(batch)["input_ids"][0, :7].tolist()
+    assert rows["actual"][:7] == [str(i) for i in ids]
+    assert rows["expected"][:6] == [str(i) for i in ids[1:]]
