@@ -12,7 +12,11 @@ _PACKING = (
 _BINNING = ("tests/core/test_binning.py", "tests/properties/test_binning.py")
 _PLAN = ("tests/core/test_plan.py", "tests/properties/test_plan.py")
 _VOCAB = ("tests/core/test_vocab.py", "tests/core/test_vocab_ranks.py")
-_DRAFT = ("tests/checks/test_vocab.py", "tests/cli/test_verify_d2t.py")
+_DRAFT = (
+    "tests/checks/test_vocab_figures.py",
+    "tests/checks/test_vocab.py",
+    "tests/cli/test_verify_d2t.py",
+)
 _MASKS = ("tests/checks/test_masks.py", "tests/cli/test_verify_mask.py")
 _CONTENT = ("tests/checks/test_content.py", "tests/cli/test_verify_pack.py")
 _TEACHER = ("tests/checks/test_teacher.py", "tests/cli/test_reconstruct.py")
