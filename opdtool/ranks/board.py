@@ -7,6 +7,8 @@ once: nothing here waits inside the store, so a lost rank cannot block a healthy
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import pickle
 import socket
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from opdtool.ranks.errors import RankError
 from opdtool.ranks.stores import Store
 
 BEAT_SECONDS = 0.5
@@ -78,10 +81,16 @@ def _process_state(pid: int) -> tuple[str, str]:
 
 
 class Board:
-    """Messages by key on a store. Values are pickled; both ends are one run of one tool."""
+    """Messages by key on a store, pickled and signed.
 
-    def __init__(self, store: Store) -> None:
+    The store's port is open to the machine's other users, and reading a pickle runs what it
+    says: ``secret`` is known to the ranks of this run alone. (Under torchrun there is none to
+    share, and torch's own object collectives trust the network likewise.)
+    """
+
+    def __init__(self, store: Store, secret: bytes = b"") -> None:
         self._store = store
+        self._secret = secret
 
     def post(self, key: str, value: Any) -> None:
         """Put a message up."""
@@ -90,23 +99,29 @@ class Board:
         for i, start in enumerate(pieces):
             self._store.set(f"{key}/{i}", data[start : start + _PIECE])
         # The head comes last: a reader that sees it finds every piece.
-        self._store.set(key, str(len(pieces)))
+        self._store.set(key, f"{len(pieces)} {self._sign(key, data)}")
 
     def read(self, key: str) -> Any:
         """The message under a key, or None when there is none yet."""
         if not self._store.check([key]):
             return None
-        count = int(self._store.get(key))
-        return pickle.loads(b"".join(self._store.get(f"{key}/{i}") for i in range(count)))
+        count, signature = self._store.get(key).decode().split()
+        data = b"".join(self._store.get(f"{key}/{i}") for i in range(int(count)))
+        if not hmac.compare_digest(signature, self._sign(key, data)):
+            raise RankError(f"{key} on the ranks' store was not written by this run")
+        return pickle.loads(data)
 
     def take(self, key: str) -> Any:
         """As :meth:`read`, and takes the message down."""
         value = self.read(key)
         if value is not None:
-            for i in range(int(self._store.get(key))):
+            for i in range(int(self._store.get(key).split()[0])):
                 self._store.delete_key(f"{key}/{i}")
             self._store.delete_key(key)
         return value
+
+    def _sign(self, key: str, data: bytes) -> str:
+        return hmac.new(self._secret, key.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
     def count(self, key: str, step: int = 1) -> int:
         """Add to a counter and return it; a step of 0 only asks."""

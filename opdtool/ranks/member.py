@@ -41,7 +41,7 @@ class Member:
         self._speaks = speaks
         self._scratch: str | None = None
         self._terminated: float | None = None
-        self._board = Board(under("opdtool", reach()))
+        self._board = Board(under("opdtool", reach()), seat.secret)
         self._performer = Performer(seat, reach)
 
     def terminate(self, *_: Any) -> None:

@@ -46,6 +46,8 @@ class Seat:
     timeout: float
     threads: int | None = None
     """torch's threads in this rank; None leaves them as they are."""
+    secret: bytes = b""
+    """What the ranks of this run sign their messages with."""
 
     @property
     def own_gpu(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ def spawned_ranks(ranks: Ranks) -> Iterator[Ranks]:
     """One process a rank, children of this one, on a store that this one hosts."""
     rank_device(ranks.device, 0)
     store = host_store()
+    secret = secrets.token_bytes(32)
     context = multiprocessing.get_context("spawn")
     processes = []
     for rank in range(ranks.world_size):
@@ -62,6 +64,7 @@ def spawned_ranks(ranks: Ranks) -> Iterator[Ranks]:
             local_size=ranks.world_size,
             timeout=ranks.timeout,
             threads=torch.get_num_threads(),
+            secret=secret,
         )
         processes.append(
             context.Process(
@@ -83,7 +86,7 @@ def spawned_ranks(ranks: Ranks) -> Iterator[Ranks]:
         for process in processes:
             process.start()
         driver = Driver(
-            Board(under("opdtool", store)),
+            Board(under("opdtool", store), secret),
             world_size=ranks.world_size,
             timeout=ranks.timeout,
             deaths=deaths,

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -216,11 +217,12 @@ def test_the_steps_of_a_suite_run_on_the_ranks_that_torchrun_started(tmp_path: P
 
 def processes_under(parent: int) -> list[int]:
     """The spawned ranks of a process: children whose command line is multiprocessing's."""
-    return [
-        pid
-        for pid in children(parent)
-        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    found = []
+    for pid in children(parent):
+        with suppress(OSError):  # it has just ended
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,20 @@ def test_a_message_arrives_whole_and_is_taken_down_once(board: Board) -> None:
     assert [board.count("n"), board.count("n", 2), board.count("n", 0)] == [1, 3, 3]
 
 
+def test_a_message_of_a_stranger_is_never_unpickled(board: Board) -> None:
+    ours, theirs = (Board(board._store, secret) for secret in (b"ours", b"theirs"))
+    theirs.post("task/0", FAR)
+    with pytest.raises(RankError, match="task/0 on the ranks' store was not written by this run"):
+        ours.read("task/0")
+    ours.post("task/0", FAR)
+    assert ours.read("task/0") == FAR
+    # A message of this run in another's place is a stranger's too.
+    for key in ("task/1", "task/1/0"):
+        board._store.set(key, board._store.get(key.replace("1", "0", 1)))
+    with pytest.raises(RankError, match="task/1 on the ranks' store"):
+        ours.read("task/1")
+
+
 def test_results_come_in_rank_order_and_every_task_has_its_own(
     board: Board, make: Callable[..., Driver]
 ) -> None:
