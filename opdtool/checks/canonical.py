@@ -43,36 +43,43 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """What a name promises: shapes in a padded batch, shapes in a pack, and the dtype."""
+    """What a name promises: shapes in a padded batch, shapes in a pack, and the dtype.
+
+    ``exact`` is the one dtype of it; others of its kind are read, with a warning. So are the
+    shapes of ``also``, in which some frameworks keep what here is packed.
+    """
 
     padded: tuple[str, ...]
     packed: tuple[str, ...]
     kind: Kind
+    exact: str | None = None
+    also: tuple[str, ...] = ()
 
 
 _TOKENS = ("BS",), ("1T",)
 _ROWS = ("B",), ("N",)
-_MASK = ("1T", "T", "T1", "BS"), ("1T", "T", "T1")
+_PACKED = ("1T",), ("1T",)
+_ANY = ("N",), ("N",)
 
 TABLE: dict[str, Canonical] = {
     "input_ids": Canonical(*_TOKENS, "int"),
     "input_lengths": Canonical(*_ROWS, "int"),
     "token_mask": Canonical(*_TOKENS, "mask"),
     "sample_mask": Canonical(*_ROWS, "mask"),
-    "cu_seqlens": Canonical(("N",), ("N",), "int"),
-    "cu_seqlens_padded": Canonical(("N",), ("N",), "int"),
-    "position_ids": Canonical(("1T", "BS"), ("1T",), "int"),
-    "target_ids": Canonical(("1T", "BS"), ("1T",), "int"),
-    "draft_token_mask": Canonical(*_MASK, "mask"),
-    "sequence_index": Canonical(("N",), ("N",), "int"),
+    "cu_seqlens": Canonical(*_ANY, "int", "I32"),
+    "cu_seqlens_padded": Canonical(*_ANY, "int", "I32"),
+    "position_ids": Canonical(*_PACKED, "int", also=("BS",)),
+    "target_ids": Canonical(*_PACKED, "int", also=("BS",)),
+    "draft_token_mask": Canonical(*_PACKED, "mask", also=("T", "T1", "BS")),
+    "sequence_index": Canonical(*_ANY, "int", "I64"),
     "teacher_full_hidden_states": Canonical(("BSH", "1TH"), ("1TH",), "float"),
     "teacher_full_logits": Canonical(("BSV", "1TV"), ("1TV",), "float"),
-    "opd_full_teacher_index": Canonical(("N",), ("N",), "int"),
+    "opd_full_teacher_index": Canonical(*_ANY, "int"),
     "lm_head.weight": Canonical(("VH",), ("VH",), "float"),
     # One rank's shard of the sequence, so its width is not S.
     "student_logits": Canonical(("BLV",), ("1LV",), "float"),
     "teacher_logits": Canonical(("BLV",), ("1LV",), "float"),
-    "d2t": Canonical(("D",), ("D",), "int"),
+    "d2t": Canonical(("D",), ("D",), "int", "I64"),
     "t2d": Canonical(("V",), ("V",), "bool"),
 }
 
@@ -89,11 +96,13 @@ def check_canonical(tensors: Iterable[Stored], where: str = "") -> Iterator[Find
     packed = any(tensor.name == "cu_seqlens_padded" for tensor in known)
     shapes = list(_shapes(known, packed, where))
     dtypes = list(_dtypes(known, where))
-    names = ", ".join(tensor.name for tensor in known)
     for code, found in (("OPD941", shapes), ("OPD942", dtypes)):
         yield from found
-        if not any(finding.status == "fail" for finding in found):
-            yield _finding(code, "pass", f"as the names promise: {names}", where or None)
+        told = {finding.tensor for finding in found}
+        names = [tensor.name for tensor in known if where + tensor.name not in told]
+        if names:
+            message = f"as the names promise: {', '.join(names)}"
+            yield _finding(code, "pass", message, where or None)
 
 
 def _shapes(known: list[Stored], packed: bool, where: str) -> Iterator[Finding]:
@@ -101,14 +110,16 @@ def _shapes(known: list[Stored], packed: bool, where: str) -> Iterator[Finding]:
     for tensor in known:
         canonical = TABLE[tensor.name]
         forms = canonical.packed if packed else canonical.padded
-        fitting = [form for form in forms if _fits(form, tensor.shape)]
-        if not fitting:
+        also = [form for form in canonical.also if not packed or form != "BS"]
+        fitting = [form for form in (*forms, *also) if _fits(form, tensor.shape)]
+        if not any(form in forms for form in fitting):
             yield _finding(
                 "OPD941",
-                "fail",
+                "warn" if fitting else "fail",
                 f"has shape {list(tensor.shape)}; expected {' or '.join(map(_shown, forms))}",
                 where + tensor.name,
             )
+        if not fitting:
             continue
         # A shape that two forms fit, such as [1, T] and [B, S] for one row, binds nothing.
         if len(fitting) > 1:
@@ -137,17 +148,16 @@ def _shown(form: str) -> str:
 
 def _dtypes(known: list[Stored], where: str) -> Iterator[Finding]:
     for tensor in known:
-        kind = TABLE[tensor.name].kind
-        if tensor.dtype in KINDS[kind]:
+        canonical = TABLE[tensor.name]
+        kind, exact = canonical.kind, canonical.exact
+        if tensor.dtype in KINDS[kind] and exact in (None, tensor.dtype):
             continue
         # Integer masks of zeros and ones are common and read without loss.
-        status: Literal["warn", "fail"] = (
-            "warn" if kind == "mask" and tensor.dtype in INTS else "fail"
-        )
+        read = tensor.dtype in KINDS[kind] or (kind == "mask" and tensor.dtype in INTS)
         yield _finding(
             "OPD942",
-            status,
-            f"has dtype {tensor.dtype}; expected {WORDS[kind]}",
+            "warn" if read else "fail",
+            f"has dtype {tensor.dtype}; expected {exact or WORDS[kind]}",
             where + tensor.name,
         )
 

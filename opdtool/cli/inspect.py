@@ -66,6 +66,8 @@ def run(path: Path, *, rename: Mapping[str, str] | None = None) -> Report:
     everything: dict[str, Figures] = {}
     with ExitStack() as stack:
         units = _units(path, rename or {}, stack)
+        if not any(unit.source.names() for unit in units):
+            raise InputError(f"{path}: holds no tensors; nothing was checked")
         total = sum(unit.source.info(n).nbytes for unit in units for n in unit.source.names())
         advance = stack.enter_context(progress("reading", total, of_bytes=True))
         for unit in units:

@@ -128,6 +128,14 @@ def test_a_canonical_name_with_another_shape_fails(
         ("teacher_full_logits", torch.zeros(1, 2, 3, dtype=torch.int32), "fail"),
         ("token_mask", torch.zeros(2, 4, dtype=torch.int64), "warn"),
         ("token_mask", torch.zeros(2, 4, dtype=torch.bool), "pass"),
+        ("cu_seqlens", torch.tensor([0, 4]), "warn"),
+        ("cu_seqlens_padded", torch.tensor([0, 4]), "warn"),
+        ("cu_seqlens_padded", torch.tensor([0, 4], dtype=torch.int32), "pass"),
+        ("sequence_index", torch.tensor([0, 1], dtype=torch.int32), "warn"),
+        ("sequence_index", torch.tensor([0, 1]), "pass"),
+        ("d2t", torch.zeros(3, dtype=torch.int32), "warn"),
+        ("d2t", torch.zeros(3, dtype=torch.int64), "pass"),
+        ("input_lengths", torch.zeros(3, dtype=torch.int32), "pass"),
     ],
 )
 def test_a_canonical_name_with_another_dtype_is_reported(
@@ -135,7 +143,46 @@ def test_a_canonical_name_with_another_dtype_is_reported(
 ) -> None:
     file = save(tmp_path / "f.safetensors", **{name: tensor})
     whole = report(cli, file, status=int(status == "fail"))
-    assert of(whole, "canonical-dtype")[0]["status"] == status
+    assert [c["status"] for c in of(whole, "canonical-dtype")] == [status]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "status"),
+    [
+        ("position_ids", (2, 4), "warn"),
+        ("position_ids", (1, 4), "pass"),
+        ("position_ids", (4,), "fail"),
+        ("target_ids", (2, 4), "warn"),
+        ("draft_token_mask", (2, 4), "warn"),
+        ("draft_token_mask", (4,), "warn"),
+        ("draft_token_mask", (4, 1), "warn"),
+        ("draft_token_mask", (1, 4), "pass"),
+        ("draft_token_mask", (1, 4, 2), "fail"),
+    ],
+)
+def test_what_is_packed_and_kept_in_another_known_shape_warns(
+    cli: Cli, tmp_path: Path, name: str, shape: tuple[int, ...], status: str
+) -> None:
+    kind = torch.float32 if name.endswith("mask") else torch.int64
+    file = save(tmp_path / "f.safetensors", **{name: torch.zeros(shape, dtype=kind)})
+    found = of(report(cli, file, status=int(status == "fail")), "canonical-shape")
+    assert [c["status"] for c in found] == [status]
+    assert str(list(shape)) in found[0]["message"] or status == "pass"
+
+
+def test_rows_beside_a_batch_are_of_the_batch_s_shape(cli: Cli, tmp_path: Path) -> None:
+    ids = torch.zeros(3, 4, dtype=torch.int64)
+    file = save(tmp_path / "f.safetensors", input_ids=ids, position_ids=ids[:2].clone())
+    found = of(report(cli, file, status=1), "canonical-shape")
+    assert [c["status"] for c in found if c["tensor"] == "position_ids"] == ["warn", "fail"]
+
+
+def test_one_name_is_not_said_to_be_as_promised_and_not(cli: Cli, tmp_path: Path) -> None:
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    file = save(tmp_path / "f.safetensors", input_ids=ids, token_mask=ids.clone())
+    found = of(report(cli, file), "canonical-dtype")
+    assert [(c["status"], c["tensor"]) for c in found] == [("warn", "token_mask"), ("pass", None)]
+    assert found[1]["message"] == "as the names promise: input_ids"
 
 
 def test_a_rename_gives_a_tensor_its_canonical_name(cli: Cli, tmp_path: Path) -> None:
@@ -174,6 +221,36 @@ def test_checkpoints_sharded_or_not_are_shown_whole(cli: Cli, fixtures: Path) ->
         stored = {n for f in (fixtures / teacher).glob("*.safetensors") for n in load_file(f)}
         assert len(stored) > 5
         assert names == stored
+
+
+def test_a_file_without_tensors_is_exit_2_for_nothing_was_checked(cli: Cli, tmp_path: Path) -> None:
+    file = save(tmp_path / "f.safetensors")
+    for path in (file, tmp_path):
+        done = cli("inspect", path)
+        assert (done.status, done.out) == (2, "")
+        assert done.err == f"error: {path}: holds no tensors; nothing was checked\n"
+    save(tmp_path / "g.safetensors", x=torch.ones(1))
+    assert cli("inspect", tmp_path).status == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dtype", "I32"), ("shape", [7]), ("shape", [1, 1, 128])],
+)
+def test_a_manifest_that_tells_other_tensors_than_its_files_hold_fails(
+    cli: Cli, fixtures: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    packs = tmp_path / "packs"
+    cli("pack", fixtures / "batch.safetensors", "-o", packs, "--max-tokens", "256")
+    manifest = json.loads((packs / "manifest.json").read_text())
+    name, entry = next(iter(manifest["files"].items()))
+    assert entry["tensors"]["input_ids"][key] != value
+    entry["tensors"]["input_ids"][key] = value
+    (packs / "manifest.json").write_text(json.dumps(manifest))
+    found = of(report(cli, packs, status=1), "manifest-files")
+    assert [c["status"] for c in found] == ["fail"]
+    assert "input_ids" in found[0]["message"]
+    assert name in found[0]["message"]
 
 
 def test_an_empty_directory_and_a_missing_file_are_exit_2(cli: Cli, tmp_path: Path) -> None:
