@@ -19,6 +19,8 @@ LEAST_OVERLAP = 8
 """Columns or positions that two shifted runs must share to be compared at all."""
 CANDIDATES = 8
 MOSTLY = 0.95
+REACH = 2048
+"""How far from a position it is looked for: a whole long sequence would not fit in memory."""
 NEAR = 1e-3
 """How near a number must be to a rounder one to be tried as that."""
 
@@ -73,14 +75,15 @@ def position_shifts(evidence: Evidence, columns: Ints) -> Iterator[int]:
         for k in range(len(probe)):
             one = probe.take(np.asarray([k], np.int64))
             unit, position = int(one.unit[0]), int(one.position[0])
-            every = np.arange(evidence.length(unit), dtype=np.int64)
+            low, high = max(0, position - REACH), min(evidence.length(unit), position + REACH)
+            every = np.arange(low, high, dtype=np.int64)
             routes = np.full(len(every), facts.routes[unit], np.int64)
             units = np.full(len(every), unit, np.int64)
             made, allowed = evidence.rebuilt(units, every, routes, columns)
             recorded = evidence.recorded(one, columns)
             agrees = (made - recorded).abs() <= allowed + facts.relative * recorded.abs()
             fits = mostly(agrees, dim=1)
-            for at in fits.nonzero().flatten().tolist()[:64]:
+            for at in every[fits.numpy()].tolist()[:64]:
                 if at != position:
                     votes[at - position] = votes.get(at - position, 0) + 1
     best = sorted(votes, key=lambda shift: (-votes[shift], abs(shift), -shift))[:CANDIDATES]
