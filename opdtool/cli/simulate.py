@@ -195,11 +195,17 @@ def _case_of(batch: Batch, rows: Sequence[int], number: int, seed: int, tp_size:
     index = np.array(rows, dtype=np.int64)
     ids = batch.read("input_ids", index)
     if ids.ndim != 2:
-        raise InputError(f"{batch.paths[0]}: input_ids has shape [B, ...]; expected [B,S]")
+        shape = list(batch.info("input_ids").shape)
+        raise InputError(f"{batch.paths[0]}: input_ids has shape {shape}; expected [B,S]")
     sample = batch.sample_mask()
     payload = max(1, min(len(rows), MAX_PAYLOAD // max(min(batch.width, MAX_PAYLOAD), 1)))
     first, columns = index[:payload], slice(0, min(batch.width, MAX_PAYLOAD))
     hidden = batch.read(HIDDEN, first, columns) if HIDDEN in batch else None
+    if hidden is not None and not bool(torch.isfinite(hidden).all()):
+        raise InputError(
+            f"{batch.paths[0]}: {HIDDEN} has values that are not finite in rows {rows[0]} to "
+            f"{rows[payload - 1]}; find them with opdtool inspect"
+        )
     return build_case(
         f"rows {rows[0]}..{rows[-1]}",
         ids,

@@ -95,6 +95,17 @@ def test_a_batch_without_tokens_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert "no rows with tokens" in outcome.err
 
 
+def test_a_payload_that_is_not_finite_is_refused_instead_of_judged(
+    cli: Cli, fixtures: Path, tmp_path: Path
+) -> None:
+    batch = load_file(fixtures / "teacher_hidden.safetensors")
+    batch["teacher_full_hidden_states"][2, 3, 4] = float("nan")
+    save_file(batch, tmp_path / "bad.safetensors")
+    outcome = cli("simulate", tmp_path / "bad.safetensors")
+    assert outcome.status == 2
+    assert "teacher_full_hidden_states has values that are not finite in rows 0 to" in outcome.err
+
+
 def windows_from(
     window: Callable[[int, int, int], Sequence[int]],
 ) -> Callable[..., Pieces]:
