@@ -16,6 +16,7 @@ import gc
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from opdtool.core.errors import InputError
@@ -119,19 +120,7 @@ def _show(name: str) -> str:
     return text if len(text) <= 80 else f"{text[:60]}...' ({len(name)} characters)"
 
 
-def read_header(file: SourceFile) -> Header:
-    """The checked header of an open safetensors file.
-
-    Raises:
-        InputError: the file breaks the format in any way; it names the file and the reason.
-    """
-    path = file.path
-    if file.size < 8:
-        raise InputError(
-            f"{path}: {file.size} bytes, too short for a safetensors file (at least 10 bytes)"
-        )
-    start = file.read(0, 8)
-    length = int.from_bytes(start, "little")
+def _refuse_other_formats(path: Path, start: bytes) -> None:
     if start.startswith(b"\x93NUMPY"):
         raise InputError(
             f"{path}: a numpy array, not a safetensors file; "
@@ -142,6 +131,25 @@ def read_header(file: SourceFile) -> Header:
             f"{path}: not a safetensors file but one of torch under its name; "
             "convert it: opdtool convert FILE.pt -o FILE.safetensors"
         )
+
+
+def read_header(file: SourceFile) -> Header:
+    """The checked header of an open safetensors file.
+
+    Raises:
+        InputError: the file breaks the format in any way; it names the file and the reason.
+    """
+    path = file.path
+    if file.size < 9:
+        raise InputError(
+            f"{path}: {file.size} bytes, too short for a safetensors file (at least 10 bytes)"
+        )
+    start = file.read(0, 9)
+    length = int.from_bytes(start[:8], "little")
+    # Any eight bytes are some header length: the name of another format counts only where no
+    # header follows.
+    if start[8:] != b"{" or length > file.size - 8:
+        _refuse_other_formats(path, start)
     if length > file.size - 8:
         raise InputError(
             f"{path}: header length {length} is past the end of the file ({file.size} bytes); "

@@ -319,3 +319,15 @@ def test_a_row_asked_for_twice_is_read_twice(tmp_path: Path) -> None:
     with open_tensors(tmp_path / "a.safetensors") as source:
         read = source.read_rows("x", np.array([1, 1, 3], np.int64))
     assert read.tolist() == [[2, 3], [2, 3], [6, 7]]
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0280 + 8, 0x4B50])
+def test_a_header_length_that_looks_like_another_format_is_read(
+    tmp_path: Path, length: int
+) -> None:
+    # 0x0280 = 640 begins with the bytes of a pickle, 0x4B50 with those of a zip archive.
+    header = b'{"x":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}'.ljust(length)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header + (7).to_bytes(8, "little"))
+    with open_tensors([path]) as source:
+        assert source.read("x").tolist() == [7]
