@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,7 +56,7 @@ def as_keys(values: Tensor, wide: bool = False, floats: bool = False) -> Values:
     bits = values.to(torch.int64).numpy()
     if bits.ndim == 1:
         return bits
-    bits = bits.reshape(len(bits), -1)
+    bits = bits.reshape(len(bits), prod(bits.shape[1:]))  # -1 has no meaning for no tokens
     if bits.shape[1] == 1:
         return bits[:, 0]
     multipliers = np.random.default_rng(7).integers(1 << 62, size=bits.shape[1]) * 2 + 1
