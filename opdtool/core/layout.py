@@ -25,6 +25,8 @@ from opdtool.core.offsets import (
     as_offsets,
     check_cp_multiple,
     check_cp_rank,
+    check_offsets,
+    cumulative,
     runs,
 )
 
@@ -58,7 +60,7 @@ class PackedLayout:
     def __post_init__(self) -> None:
         check_cp_rank(0, self.cp_size)
         for name in ("cu_seqlens", "cu_seqlens_padded"):
-            _check_offsets(name, getattr(self, name))
+            check_offsets(name, getattr(self, name))
         if len(self.cu_seqlens) != len(self.cu_seqlens_padded):
             raise InputError(
                 f"cu_seqlens has {len(self.cu_seqlens)} entries and cu_seqlens_padded "
@@ -390,26 +392,8 @@ class PackGeometry:
         elif tail:
             real, physical = np.append(real, 0), np.append(physical, tail)
         return PackedLayout(
-            cu_seqlens=_cumulative(real),
-            cu_seqlens_padded=_cumulative(physical),
+            cu_seqlens=cumulative(real),
+            cu_seqlens_padded=cumulative(physical),
             cp_size=self.cp_size,
             sequence_index=index,
         )
-
-
-def _check_offsets(name: str, offsets: Ints) -> None:
-    if offsets.ndim != 1 or len(offsets) < 1:
-        raise InputError(f"{name} has shape {list(offsets.shape)}; expected [N+1] with N >= 0")
-    if offsets[0] != 0:
-        raise InputError(f"{name} starts at {offsets[0]}; cumulative lengths start at 0")
-    falls = np.flatnonzero(np.diff(offsets) < 0)
-    if len(falls):
-        b = int(falls[0])
-        raise InputError(
-            f"{name} falls from {offsets[b]} to {offsets[b + 1]} at entry {b + 1}; "
-            f"cumulative lengths never fall"
-        )
-
-
-def _cumulative(lengths: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

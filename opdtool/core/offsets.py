@@ -120,3 +120,23 @@ class Pieces:
             position=begin[keep],
             count=count[keep],
         )
+
+
+def check_offsets(name: str, offsets: Ints) -> None:
+    """Refuse what is no vector of cumulative lengths [N+1]; ``name`` begins the refusal."""
+    if offsets.ndim != 1 or len(offsets) < 1:
+        raise InputError(f"{name} has shape {list(offsets.shape)}; expected [N+1] with N >= 0")
+    if offsets[0] != 0:
+        raise InputError(f"{name} starts at {offsets[0]}; cumulative lengths start at 0")
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if len(falls):
+        b = int(falls[0])
+        raise InputError(
+            f"{name} falls from {offsets[b]} to {offsets[b + 1]} at entry {b + 1}; "
+            f"cumulative lengths never fall"
+        )
+
+
+def cumulative(lengths: Ints) -> Ints:
+    """The cumulative lengths [N+1] of lengths [N], from 0."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
