@@ -63,3 +63,21 @@ def test_end_of_text_ids_that_are_absent_are_a_warning() -> None:
     finding = found(replace(RIGHT, end_ids=(2, 30)), "OPD412")
     assert finding.status == "warn"
     assert ": 30;" in finding.message
+
+
+def test_ids_out_of_range_are_counted_and_the_first_is_worked_out() -> None:
+    finding = found(replace(RIGHT, d2t=torch.tensor([1, 1, 40, 37])), "OPD404")
+    assert (finding.status, finding.mismatches, finding.total) == ("fail", 2, 4)
+    said = "2 of 4 target ids are outside 0..39; the first: draft id 2 stands for 2 + 40 = 42"
+    assert finding.message == said
+
+
+def test_what_t2d_lacks_and_what_it_has_too_much_are_told_apart() -> None:
+    t2d = torch.zeros(40, dtype=torch.bool)
+    t2d[torch.tensor([1, 8, 9, 10])] = True  # 2, 5 and 7 are missing
+    finding = found(replace(RIGHT, t2d=t2d), "OPD409")
+    assert (finding.status, finding.mismatches, finding.total) == ("fail", 6, 40)
+    said = "d2t has 3 ids that t2d does not mark, and t2d marks 3 that d2t has not"
+    assert finding.message == said
+    assert [dict(place)["target_id"] for place in finding.first] == [2, 5, 7, 8, 9, 10]
+    assert [dict(place)["actual"] for place in finding.first] == [False] * 3 + [True] * 3
