@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from opdtool.checks.vocab_case import DraftCase, draft_places, expected_neighbours, finding
+from opdtool.checks.vocab_case import DraftCase, draft_places, finding
 from opdtool.checks.vocab_fit import FIT_CHECKS
+from opdtool.checks.vocab_ids import could_be_ids
 from opdtool.findings import MAX_PLACES, Finding
-
-SUSPICIOUS = 3.0
-"""Where so many neighbours are expected, a map without any is worth a warning."""
 
 
 def check_draft_vocab(case: DraftCase, *, absolute: str = "") -> list[Finding]:
@@ -82,23 +80,17 @@ def _offsets(case: DraftCase, absolute: str) -> Finding:
             mismatches=case.entries,
             total=case.entries,
         )
-    if _could_be_ids(case):
-        return finding(
-            "OPD403",
-            "warn",
-            f"no two of the {case.entries} target ids are neighbours: right for a map that was "
-            "chosen so, but more often such a d2t holds ids (d2t-absolute); give its t2d, or a "
-            "map with --against",
-        )
+    if could_be_ids(case):
+        return finding("OPD403", "warn", _doubt(case))
     return finding("OPD403", "pass", "d2t holds offsets")
 
 
-def _could_be_ids(case: DraftCase) -> bool:
-    """Whether the offsets rise at every step, as ids do, where that is unlikely for offsets."""
-    if case.t2d_agrees or case.equals_against:
-        return False
-    rising = bool((case.offsets[1:] > case.offsets[:-1]).all())
-    return rising and expected_neighbours(case) >= SUSPICIOUS
+def _doubt(case: DraftCase) -> str:
+    if case.is_map:
+        why = f"no two of the {case.entries} target ids are neighbours: right for a map chosen so"
+    else:
+        why = "read as ids all values are inside and distinct: chance in a map of so few ids"
+    return f"{why}, but a d2t that holds ids looks so too (d2t-absolute); give its t2d or --against"
 
 
 def _range(case: DraftCase) -> Finding:

@@ -143,6 +143,11 @@ class DraftCase:
         return self.against is not None and torch.equal(self.ids, self.against)
 
     @property
+    def is_map(self) -> bool:
+        """Whether every draft id stands for a target id of its own, inside the vocabulary."""
+        return not bool((self.outside | self.repeated).any())
+
+    @property
     def all_zero(self) -> bool:
         """Every offset is 0, and nothing says that the draft ids are the first target ids."""
         if bool((self.offsets != 0).any()) or self.entries == self.targets:
@@ -167,15 +172,6 @@ class DraftCase:
 def absent(wanted: Iterable[int], ids: Tensor) -> tuple[int, ...]:
     """Those of ``wanted`` that are not among ``ids``."""
     return tuple(one for one in dict.fromkeys(wanted) if not bool((ids == one).any()))
-
-
-def expected_neighbours(case: DraftCase) -> float:
-    """How many of D ids among the first M would follow on the one before, chosen at random.
-
-    Offsets rise only where the chosen ids have a gap before them, ids always do.
-    """
-    reach = max(int(case.ids.max()) + 1, case.entries)
-    return case.entries * case.entries / reach
 
 
 def finding(

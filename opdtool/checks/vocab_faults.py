@@ -7,28 +7,14 @@ as ids is exact only where t2d or another map proves it (contract 7).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from opdtool.checks.registry import faults
 from opdtool.checks.vocab import check_draft_vocab
-from opdtool.checks.vocab_case import DraftCase, absent, expected_neighbours
-from opdtool.findings import Diagnosis, Finding, Match
-
-LEAST_SCORE = 0.99
-"""A likely fault explains at least this share."""
-CERTAIN = 14.0
-"""Where so many neighbours are expected, a map has none by chance once in a million times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Absolute:
-    """That d2t holds target ids: how sure that is, and by what."""
-
-    match: Match
-    score: float
-    proof: str
+from opdtool.checks.vocab_case import DraftCase
+from opdtool.checks.vocab_ids import Absolute, find_absolute
+from opdtool.findings import Diagnosis, Finding
 
 
 def judge_draft_vocab(case: DraftCase) -> tuple[list[Finding], list[Diagnosis]]:
@@ -36,43 +22,6 @@ def judge_draft_vocab(case: DraftCase) -> tuple[list[Finding], list[Diagnosis]]:
     absolute = find_absolute(case)
     proof = absolute.proof if absolute else ""
     return check_draft_vocab(case, absolute=proof), diagnose(case, absolute)
-
-
-def find_absolute(case: DraftCase) -> Absolute | None:
-    """Whether d2t holds ids instead of offsets; never so where it is right as it stands."""
-    if case.t2d_agrees or case.equals_against or case.entries < 2:
-        return None
-    values = case.offsets
-    if len(torch.unique(values)) < case.entries or int(values.min()) < 0:
-        return None
-    if case.targets is not None and int(values.max()) >= case.targets:
-        return None
-    if case.against is not None:
-        equal = _share_equal(values, case.against)
-        if equal >= LEAST_SCORE:
-            match: Match = "exact" if equal == 1.0 else "likely"
-            return Absolute(match, equal, "they are the target ids of the other map")
-    if case.marked is not None:
-        both = int(torch.isin(values, case.marked).sum())
-        share = both / max(case.entries, len(case.marked))
-        if share >= LEAST_SCORE:
-            match = "exact" if share == 1.0 else "likely"
-            return Absolute(match, share, "they are the ids that t2d marks")
-        return None
-    if bool(case.outside.any()):
-        return Absolute("likely", 1.0, "as offsets they leave the vocabulary, as ids they do not")
-    rising = bool((values[1:] > values[:-1]).all())
-    if rising and case.missing_specials and not absent(case.must_include, values):
-        return Absolute("likely", 1.0, "as ids they hold the required ids, as offsets they do not")
-    if case.targets is None and rising and expected_neighbours(case) >= CERTAIN:
-        return Absolute("likely", 1.0, "as offsets no two target ids would be neighbours")
-    return None
-
-
-def _share_equal(mine: torch.Tensor, other: torch.Tensor) -> float:
-    """Equal entries over the longer one's length."""
-    both = min(len(mine), len(other))
-    return int((mine[:both] == other[:both]).sum()) / max(len(mine), len(other))
 
 
 def diagnose(case: DraftCase, absolute: Absolute | None) -> list[Diagnosis]:
