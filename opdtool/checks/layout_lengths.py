@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from opdtool.checks.layout_multiples import absorbed_tail
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.recipes import Bools, Ints
 from opdtool.findings import Scalar
@@ -88,32 +89,35 @@ def _soft_reason(
         return None
     if np.array_equal(real, padded):
         outcome.suspects.add("cu-seqlens-padded-twice")
+        if np.array_equal(found[:-1], outcome.lengths[:-1]):
+            outcome.suspects.add("tail-not-clamped")  # the last length alone is another
         return "equals cu_seqlens_padded: the real lengths are lost, only the batch knows them"
-    width = int(np.diff(padded)[n - 1])
+    width = np.diff(padded)
     last, length = int(found[-1]), int(outcome.lengths[-1])
     if not np.array_equal(found[:-1], outcome.lengths[:-1]):
         return None
-    if last == length and int(real[-1]) <= int(padded[-1]):
+    if last == length and width[n:].any() and np.array_equal(np.diff(real)[n:], width[n:]):
         outcome.suspects.add("tail-not-clamped")
         return f"segments past the {n} rows count as real tokens: a tail that is not empty"
-    aligned = int(given.geometry.padded(np.array([length]))[0])
-    if last == width or (aligned < width and length < last <= width):
+    tail = absorbed_tail(outcome.lengths, width, given.geometry)
+    if tail and last in (length + tail, width[n - 1]):
         outcome.suspects.add("tail-not-clamped")
-        return f"the last length, {last}, takes in padding; the sequence has {length} tokens"
+        return f"the last length, {last}, takes in the tail; the sequence has {length} tokens"
     return None
 
 
 def _name_lengths(found: Ints, real: Ints, given: PackVectors, outcome: LayoutOutcome) -> None:
     """Which known fault made these real lengths."""
     n, lengths, cp = len(outcome.rows), outcome.lengths, given.geometry.cp_size
-    if {"cu-seqlens-swapped", "cu-seqlens-not-monotone"} & set(outcome.faults):
+    known = {"cu-seqlens-swapped", "cu-seqlens-not-monotone", "cu-seqlens-divided-by-cp"}
+    if known & set(outcome.faults):
         return
     true = np.concatenate([[0], np.cumsum(lengths)])
     if cp > 1 and np.array_equal(real[: n + 1], true // cp):
-        outcome.faults.setdefault(
-            "cu-seqlens-divided-by-cp", f"cu_seqlens ends at {real[-1]}, not at {true[-1]}"
+        outcome.faults["cu-seqlens-divided-by-cp"] = (
+            f"cu_seqlens ends at {real[-1]}, not at {true[-1]}"
         )
-    elif len(found) == n and n and (found == lengths - 1).all():
+    if len(found) == n and n and (found == lengths - 1).all():
         outcome.faults["lengths-off-by-one"] = "every real length is one less than in the batch"
     elif len(found) == n and n and (found == lengths + 1).all():
         outcome.faults["lengths-off-by-one"] = "every real length is one more than in the batch"
