@@ -29,6 +29,7 @@ class DraftCase:
         draft_vocab_size: D as configured; None where nothing tells it.
         head_rows: rows of the draft's output layer; None without one.
         tp: tensor-parallel size to divide by.
+        pad_multiple: the target's head is padded to a multiple of this.
         must_include: target ids that the draft must have.
         end_ids: ids that end a text, of the model's configuration: missing ones are warned of.
         against: the ids [D] of the map that this one should equal.
@@ -41,6 +42,7 @@ class DraftCase:
     draft_vocab_size: int | None = None
     head_rows: int | None = None
     tp: int = 1
+    pad_multiple: int = 1
     must_include: tuple[int, ...] = ()
     end_ids: tuple[int, ...] = ()
     against: Tensor | None = None
@@ -58,6 +60,18 @@ class DraftCase:
         for what, size in (("vocabulary", self.vocab_size), ("draft", self.draft_vocab_size)):
             if size is not None and size < 1:
                 raise InputError(f"the {what} size is {size}; it must be at least 1")
+        # Where D does not divide either, the map is at fault, and that is found and named.
+        if self.padded and self.padded % self.tp and self.wanted_size % self.tp == 0:
+            raise InputError(self._uneven())
+
+    def _uneven(self) -> str:
+        assert self.padded is not None
+        padded = "" if self.padded == self.targets else f", padded to {self.padded},"
+        return (
+            f"the target vocabulary of {self.targets} ids{padded} does not divide by --tp "
+            f"{self.tp}: {self.padded % self.tp} left over; choose another, or say how the "
+            f"teacher's head is padded (such as --pad-vocab-to-multiple-of {self.tp})"
+        )
 
     @cached_property
     def offsets(self) -> Tensor:
@@ -80,6 +94,13 @@ class DraftCase:
         if self.vocab_size is not None:
             return self.vocab_size
         return None if self.t2d is None else len(self.t2d)
+
+    @property
+    def padded(self) -> int | None:
+        """Rows of the target's head; unknown where the target ids are."""
+        if self.targets is None:
+            return None
+        return -(-self.targets // self.pad_multiple) * self.pad_multiple
 
     @property
     def wanted_size(self) -> int:

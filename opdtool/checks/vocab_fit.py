@@ -28,22 +28,20 @@ def _divisible(case: DraftCase) -> Finding:
 
 
 def _vocab_divisible(case: DraftCase) -> Finding:
-    if case.tp == 1 or case.targets is None:
+    if case.tp == 1 or case.padded is None:
         why = "no --tp above 1" if case.tp == 1 else "no target vocabulary size"
         return finding("OPD411", "skip", why, None)
-    rest = case.targets % case.tp
+    rest = case.padded % case.tp
+    what = "target ids" if case.padded == case.targets else "target ids with padding"
     if not rest:
         return finding(
-            "OPD411",
-            "pass",
-            f"{case.targets} target ids are {case.targets // case.tp} a rank",
-            None,
+            "OPD411", "pass", f"{case.padded} {what} are {case.padded // case.tp} a rank", None
         )
     return finding(
         "OPD411",
         "warn",
-        f"{case.targets} target ids do not divide by {case.tp} ranks: {rest} left over; pad the "
-        f"teacher's logits to {case.targets - rest + case.tp} columns before they are cut",
+        f"{case.padded} {what} do not divide by {case.tp} ranks: {rest} left over; pad the "
+        f"teacher's logits to {case.padded - rest + case.tp} columns before they are cut",
         None,
     )
 

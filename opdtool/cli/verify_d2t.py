@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,6 +155,7 @@ def run(job: VerifyJob) -> Report:
         draft_vocab_size=job.draft_vocab_size or found.draft_vocab_size,
         head_rows=found.head[1][0] if found.head and found.head[1] else None,
         tp=job.tp,
+        pad_multiple=job.pad_multiple,
         must_include=job.must_include,
         end_ids=found.end_ids,
         against=None if other is None else ids_from_d2t(other.d2t),
@@ -212,8 +212,8 @@ def _notes(job: VerifyJob, case: DraftCase, found: DraftMap) -> list[str]:
 
 def sizes_table(case: DraftCase, job: VerifyJob) -> Table:
     """The tokenizer's, the target's and the padded vocabulary, and the draft's, side by side."""
-
-    multiple = lcm(job.pad_multiple, job.tp)
+    # Unless it is said how the head is padded, it is shown as this many ranks would need it.
+    multiple = job.pad_multiple if job.pad_multiple > 1 else job.tp
     padded = None if case.targets is None else -(-case.targets // multiple) * multiple
     rows = [
         ("tokenizer", case.tokenizer_size),

@@ -354,6 +354,17 @@ def test_vocabularies_that_do_not_divide_are_said_with_their_remainders() -> Non
     assert names(diagnosis) == ["d2t-not-divisible"]
 
 
+def test_a_target_vocabulary_that_alone_does_not_divide_is_refused() -> None:
+    d2t = torch.tensor([1, 1])
+    with pytest.raises(InputError, match=r"9 ids does not divide by --tp 2: 1 left over"):
+        DraftCase(d2t=d2t, vocab_size=9, tp=2)
+    with pytest.raises(InputError, match=r"9 ids, padded to 11, does not divide by --tp 2"):
+        DraftCase(d2t=d2t, vocab_size=9, tp=2, pad_multiple=11)
+    padded = DraftCase(d2t=d2t, vocab_size=9, tp=2, pad_multiple=4)
+    found = next(f for f in judge_draft_vocab(padded)[0] if f.name == "vocab-divisible")
+    assert (found.status, found.message) == ("pass", "12 target ids with padding are 6 a rank")
+
+
 def test_a_missing_end_of_text_id_only_warns() -> None:
     case = DraftCase(d2t=torch.tensor([1, 1]), vocab_size=9, end_ids=(1, 7))
     special = next(f for f in judge_draft_vocab(case)[0] if f.name == "special-tokens")

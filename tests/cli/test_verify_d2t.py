@@ -168,7 +168,42 @@ def test_three_sizes_are_shown_side_by_side(cli: Cli, fixtures: Path) -> None:
     }
     assert ("tokenizer", "300", "50", "0") in rows
     assert ("target", "320", "53", "2") in rows
-    assert ("target,", "padded", "to", "a", "multiple", "of", "384", "384", "64", "0") in rows
+    assert ("target,", "padded", "to", "a", "multiple", "of", "128", "384", "64", "0") in rows
+
+
+def test_a_target_vocabulary_that_does_not_divide_is_refused_unless_its_padding_is_said(
+    cli: Cli, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "m.npy", np.array([1, 1, 2, 2, 3, 3]))
+    whole = [tmp_path / "m.npy", "--vocab-size", 101]
+    assert verify(cli, *whole)[0] == 0
+    for argv, said in (
+        (["--tp", 2], "101 ids does not divide by --tp 2: 1 left over"),
+        (["--tp", 6], "--pad-vocab-to-multiple-of 6"),
+        (["--tp", 6, "--pad-vocab-to-multiple-of", 8], "101 ids, padded to 104, does not divide"),
+    ):
+        done = cli("verify-d2t", *whole, *argv)
+        assert (done.status, done.out) == (2, "")
+        assert said in done.err
+        assert len(done.err.splitlines()) <= 2
+    for tp, multiple in ((2, 2), (6, 6), (6, 64), (3, 3)):
+        argv = ["--tp", tp, "--pad-vocab-to-multiple-of", multiple]
+        if (-(-101 // multiple) * multiple) % tp:
+            assert cli("verify-d2t", *whole, *argv).status == 2
+            continue
+        status, report = verify(cli, *whole, *argv)
+        assert (status, status_of(report, "vocab-divisible")) == (0, "pass")
+    assert verify(cli, tmp_path / "m.npy", "--tp", 2)[0] == 0  # no size is known
+
+
+def test_a_map_that_does_not_divide_is_named_though_the_target_does_not_divide_either(
+    cli: Cli, fixtures: Path
+) -> None:
+    assert 320 % 3
+    assert 32 % 3
+    status, report = verify(cli, fixtures / "draft", "--tp", 3)
+    assert (status, faults(report)) == (1, ["d2t-not-divisible"])
+    assert status_of(report, "vocab-divisible") == "warn"
 
 
 def test_coverage_is_reported_beside_the_best_of_that_size(
