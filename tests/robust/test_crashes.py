@@ -16,7 +16,16 @@ import torch
 
 from tests.robust.conftest import FIXTURES, ROOT, Server, a_batch, contents, leftovers, save
 
+SLOW = pytest.mark.slow
 COMMANDS = ("pack", "unpack", "build-mask", "build-d2t", "convert", "map-d2t", "reconstruct")
+EACH = pytest.mark.parametrize(
+    "command",
+    [
+        # The others write through the same two ways, a directory and a file.
+        each if each in ("pack", "unpack", "reconstruct") else pytest.param(each, marks=SLOW)
+        for each in COMMANDS
+    ],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,7 @@ def kill_over(
     return died, between
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_a_killed_run_leaves_nothing_partial_and_the_next_one_succeeds(
     command: str,
     tmp_path: Path,
@@ -240,7 +249,7 @@ def test_a_run_that_is_told_to_end_sweeps_up_behind_itself(
     assert stopped > 0
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_a_closed_pipe_ends_a_command_quietly_with_its_output_whole(
     command: str,
     tmp_path: Path,

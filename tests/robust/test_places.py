@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from opdtool.cli.main import run as run_here
 from opdtool.io.atomic import Target
 from tests.robust.conftest import FIXTURES, Ended, Server, a_batch, contents, leftovers, save
-from tests.robust.test_crashes import COMMANDS, Jobs
+from tests.robust.test_crashes import EACH, Jobs
 from tests.robust.test_crashes import jobs as jobs
 from tests.robust.test_crashes import undisturbed as undisturbed
 
@@ -60,7 +60,7 @@ def refused(ended: Ended, *words: str) -> None:
         assert word in ended.err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(
     command: str, jobs: Jobs, run: Server, mounted: Callable[[str], Path]
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_up_half_way_keeps_the_old_output(
     assert contents(out) != before
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_a_file_larger_than_the_system_allows_is_a_sentence_and_leaves_nothing(
     command: str, jobs: Jobs, run: Server, tmp_path: Path
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_file_larger_than_the_system_allows_is_a_sentence_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_a_read_only_file_system_is_a_sentence(
     command: str, jobs: Jobs, run: Server, mounted: Callable[[str], Path]
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_read_only_file_system_is_a_sentence(
     refused(run(*jobs.argv(command, out)), str(out), "the file system is read-only")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_a_directory_that_may_not_be_written_is_a_sentence(
     command: str, jobs: Jobs, run: Server, tmp_path: Path
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_directory_that_may_not_be_written_is_a_sentence(
     assert list(locked.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_an_output_that_is_in_the_way_is_kept(
     command: str, jobs: Jobs, run: Server, tmp_path: Path
 ) -> None:
@@ -147,7 +147,7 @@ def test_an_output_that_is_in_the_way_is_kept(
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_parents_of_an_output_are_made(
     command: str, jobs: Jobs, run: Server, tmp_path: Path
 ) -> None:
@@ -156,7 +156,7 @@ def test_parents_of_an_output_are_made(
     assert out.exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@EACH
 def test_a_second_run_into_one_output_is_told_to_wait(
     command: str, jobs: Jobs, run: Server, tmp_path: Path
 ) -> None:
