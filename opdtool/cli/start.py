@@ -6,8 +6,11 @@ they think of what to type. Everything else goes on to :mod:`opdtool.cli.main`.
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 from opdtool import __version__
@@ -64,6 +67,21 @@ def help_text() -> str:
 
 def main() -> NoReturn:
     """The console script."""
+    try:
+        _main()
+    except Exception:
+        if was_interrupted():  # an import that made another exception of it
+            _leave_interrupted()
+        raise
+    except KeyboardInterrupt:  # outside a command, so there is nothing to be swept
+        _leave_interrupted()
+    finally:
+        if _heeded:
+            signal.signal(signal.SIGINT, _leave_interrupted)
+
+
+def _main() -> NoReturn:
+    heed_interrupts()
     open_standard_streams()
     answers = {"--version": f"opdtool {__version__}\n", "--help": help_text(), "-h": help_text()}
     answer = answers.get(sys.argv[1]) if len(sys.argv) == 2 else None
@@ -74,11 +92,72 @@ def main() -> NoReturn:
     sys.exit(_print(answer))
 
 
+_heeded: list[bool] = []
+_interrupts: list[bool] = []
+
+
+def heed_interrupts() -> None:
+    """Remember Ctrl-C, where it is not ignored: libraries may make another exception of it."""
+
+    def interrupt(*_: object) -> None:
+        _interrupts.append(True)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        _heeded.append(True)
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def was_interrupted() -> bool:
+    """Whether Ctrl-C has come."""
+    return bool(_interrupts)
+
+
+def _leave_interrupted(*_: object) -> NoReturn:
+    print("interrupted", file=sys.stderr, flush=True)
+    os._exit(130)
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output: it remembers why it could not be written, for whoever asks why a run
+    failed."""
+
+    failed: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.failed = error
+            raise
+
+
+class _Aside(io.TextIOWrapper):
+    """Standard error: what cannot be written there, as on a full disk, changes no status."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
 def open_standard_streams() -> None:
     """Open what was closed before the start, as by ``>&-``, on nothing.
 
     Else Python has no ``sys.stdout``, and the first file that is opened becomes the standard
-    output that libraries print to.
+    output that libraries print to. What an encoding lacks is escaped on both streams.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -89,6 +168,13 @@ def open_standard_streams() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        to = sys.stdout
+        out = os.fdopen(1, "wb", closefd=False)
+        sys.stdout = _Output(out, to.encoding, "backslashreplace", line_buffering=to.isatty())
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        raw = os.fdopen(2, "wb", 0, closefd=False)
+        sys.stderr = _Aside(raw, sys.stderr.encoding, "backslashreplace", write_through=True)
 
 
 def _print(answer: str) -> int:

@@ -139,3 +139,32 @@ def test_a_mistake_in_the_file_is_exit_2_and_suggests_the_nearest(
 def test_a_mistake_for_one_command_is_found_by_another(cli: Cli, work: Path) -> None:
     (work / "opdtool.toml").write_text("[pack]\nnonsense = 1\n")
     assert cli(*COMPARE).status == 2
+
+
+@pytest.mark.parametrize("text", ["atol =", "nonsense = 1", "[compare]\natol = 'much'"])
+def test_help_and_explain_work_with_a_broken_file(cli: Cli, work: Path, text: str) -> None:
+    (work / "opdtool.toml").write_text(text)
+    assert cli(*COMPARE).status == 2
+    for argv in (("compare", "--help"), ("compare", "-h"), ("explain",), ("explain", "OPD301")):
+        done = cli(*argv)
+        assert (done.status, done.err) == (0, "")
+        assert done.out
+    # Not asking for help with a word that looks like it.
+    done = cli(*COMPARE, "--", "-h")
+    assert (done.status, done.out) == (2, "")
+    done = cli("pack", "a.safetensors", "-o", "-h")
+    assert done.status == 2
+    assert "opdtool.toml" in done.err
+    assert not (work / "-h").exists()
+
+
+def test_a_working_directory_that_is_gone_is_said(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = cli("inspect", "a.safetensors")
+    monkeypatch.chdir(tmp_path)
+    assert done.status == 2
+    assert "the working directory cannot be read" in done.err

@@ -56,6 +56,25 @@ def test_every_command_has_help_for_itself_and_for_each_option(cli: Cli, name: s
             assert parameter.help, f"{name} {parameter.name} has no help"
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_word_of_its_texts(
+    cli: Cli, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = " ".join(cli(name, "--help").out.split())
+    command = load(name)
+    texts = [parameter.help for parameter in command.params]
+    texts += (command.help or "").split("\n\n")
+    assert len(texts) > 1
+    for text in texts:
+        assert " ".join(text.split()) in shown
+
+
+def test_brackets_in_help_are_no_markup(cli: Cli) -> None:
+    out = cli("check", "--help").out
+    assert all(word in out for word in ("[[step]]", "[defaults]", "[matrix]"))
+
+
 CHECKING = [
     "verify-pack", "verify-mask", "verify-d2t", "reconstruct", "simulate", "inspect", "compare",
     "check",
