@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from opdtool.io.flatten import flatten, plain
 from opdtool.io.pread import SourceFile
 from opdtool.io.writer import TensorFileWriter, WrittenFile, check_output, spec_of
 
+_ZIP = b"PK\x03\x04"
+_TAR = (b"./", b"sys_info", b"storages", b"tensors", b"pickle")
 _CHUNK = 64 << 20
 _EXPANSION = 16
 """A tensor may be this many times the file (an expanded view); more is an attack on the disk."""
@@ -64,9 +68,42 @@ def _look(path: Path) -> tuple[int, bool]:
     """The file's size, and whether it is of the kind that can be mapped."""
     file = SourceFile(path)
     try:
-        return file.size, file.read(0, min(file.size, 4)) == b"PK\x03\x04"
+        head = file.read(0, min(file.size, 16))
+        size = file.size
     finally:
         file.close()
+    other = _other_kind(head) or _other_archive(path, head)
+    if other:
+        raise InputError(f"{path}: not a torch file of tensors: {other}")
+    return size, head.startswith(_ZIP)
+
+
+def _other_kind(head: bytes) -> str:
+    """What a file is that begins like this, where it is none of torch's."""
+    if not head:
+        return "it is empty"
+    if head.startswith(b"\x93NUMPY"):
+        return "it is a NumPy array; commands that take arrays take it as it is, as .npy"
+    if head[8:10] == b'{"':
+        return "it is safetensors already; give it to the commands as it is, as .safetensors"
+    # A zip archive, a pickle of protocol 2 on, or a tar archive of torch's first years.
+    if not head.startswith((_ZIP, b"\x80")) and not head.startswith(_TAR):
+        return f"it begins with {head[:8]!r}, which no torch file does"
+    return ""
+
+
+def _other_archive(path: Path, head: bytes) -> str:
+    """What a zip archive is, where its names are none of torch's."""
+    if not head.startswith(_ZIP):
+        return ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return ""  # torch says so too
+    if names and all(name.endswith(".npy") for name in names):
+        return "it is a NumPy archive; save its arrays as safetensors, or one as .npy"
+    return ""
 
 
 def _load(path: Path, zipped: bool) -> Any:
@@ -77,12 +114,21 @@ def _load(path: Path, zipped: bool) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
         except Exception as error:  # a broken or hostile file ends in any kind of error
             words = " ".join(str(error).split())
-            if "weights_only" in words or "Unsupported" in words or "GLOBAL" in words:
+            if re.search(r"[Uu]nsupported (global|class)|GLOBAL |Can only (build|create)", words):
                 raise InputError(
                     f"{path}: holds more than tensors, which is never loaded; load it where you "
                     "trust it and save a dict of tensors alone"
                 ) from None
-            raise InputError(f"{path}: not a torch file of tensors: {words[:160]}") from None
+            raise InputError(f"{path}: not a torch file of tensors: {_reason(words)}") from None
+
+
+def _reason(words: str) -> str:
+    """What torch says of a broken file, without its advice on trusting files."""
+    if "zip archive" in words or "archive" in words:
+        return "its zip archive is cut off, broken or not torch's; make the file anew"
+    if not words or "Weights only" in words or "pop from" in words:
+        return "its pickle is cut off, broken or not torch's; make the file anew"
+    return f"{words[:160]}; make the file anew"
 
 
 def _write(writer: TensorFileWriter, name: str, tensor: Tensor) -> None:

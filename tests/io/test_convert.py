@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from opdtool.cli.main import run
 from opdtool.core.errors import InputError
@@ -89,13 +91,45 @@ def test_nothing_in_a_file_is_run(zipped: bool, tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=np.ones(3))
+    return file.getvalue()
+
+
+def npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.ones(3))
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
-    "raw", [b"", b"PK\x03\x04", b"PK\x03\x04" + b"x" * 100, b"\x80\x02.", b"text", b"\x00" * 64]
+    ("raw", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"PK\x03\x04", "its zip archive is cut off, broken or not torch's"),
+        (b"PK\x03\x04" + b"x" * 100, "its zip archive is cut off, broken or not torch's"),
+        (b"\x80\x02.", "its pickle is cut off, broken or not torch's"),
+        (b"\x80\x02garbage", "its pickle is cut off, broken or not torch's"),
+        (b"\x80\x05garbage", "its pickle is cut off, broken or not torch's"),
+        (b"text", "it begins with b'text', which no torch file does"),
+        (b"\x00" * 64, "it begins with b'\\x00\\x00\\x00"),
+        (bytes(range(255, 0, -1)), "it begins with b'\\xff"),
+        (npz(), "it is a NumPy archive; save its arrays as safetensors"),
+        (npy(), "it is a NumPy array"),
+        (save({"x": torch.ones(1)}), "it is safetensors already"),
+    ],
 )
-def test_what_is_no_torch_file_is_refused(raw: bytes, tmp_path: Path) -> None:
+def test_what_is_no_torch_file_is_refused_with_the_reason(
+    raw: bytes, reason: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.pt").write_bytes(raw)
-    with pytest.raises(InputError, match=r"a\.pt: "):
+    with pytest.raises(InputError) as refusal:
         convert(tmp_path / "a.pt", tmp_path / "a.safetensors")
+    said = str(refusal.value)
+    assert said.startswith(f"{tmp_path}/a.pt: not a torch file of tensors: {reason}")
+    assert "holds more than tensors" not in said
+    assert "weights_only" not in said
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.pt"]
 
 
