@@ -48,7 +48,10 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks/vocab_fit", _DRAFT),
     ("checks/vocab_logits", ("tests/cli/test_map_d2t.py",)),
     ("checks/layout", ("tests/checks/test_layout.py", *_MASKS, *_CONTENT)),
-    ("checks/layout_lengths", ("tests/checks/test_layout.py", *_MASKS, *_CONTENT)),
+    (
+        "checks/layout_lengths",
+        ("tests/checks/test_full_segments.py", "tests/checks/test_layout.py", *_MASKS, *_CONTENT),
+    ),
     ("checks/layout_outcome", ("tests/checks/test_layout.py", *_MASKS, *_CONTENT)),
     ("checks/masks", _MASKS),
     ("checks/masks_findings", _MASKS),
