@@ -18,6 +18,7 @@ from opdtool.checks.faults_search import (
     with_tail,
 )
 from opdtool.checks.hypotheses import Build, Built, Form, PackCase, cut_by, placed_by
+from opdtool.checks.layout_multiples import absorbed_tail
 from opdtool.checks.recipes import After, AfterKind, Cut, CutKind, Ints, Shift, placed
 from opdtool.checks.recipes import placed_unpadded as lay_unpadded
 from opdtool.core.layout import PackedLayout
@@ -111,10 +112,10 @@ def tail_start(case: PackCase, whole: bool) -> tuple[int, int, int] | None:
     tail takes up: from its alignment on, or with ``whole`` from its last token on."""
     if case.layout is None or case.layout.num_rows == 0:
         return None
-    last = case.layout.num_rows - 1
-    length, stop = case.layout.lengths[last], int(case.layout.padded_lengths[last])
-    aligned = int(case.geometry.padded(length[None])[0])
-    return (last, int(length) if whole else aligned, stop) if aligned < stop else None
+    layout, last = case.layout, case.layout.num_rows - 1
+    length, stop = int(layout.lengths[last]), int(layout.padded_lengths[last])
+    tail = absorbed_tail(layout.lengths[: last + 1], layout.padded_lengths, case.geometry)
+    return (last, length if whole else stop - tail, stop) if tail else None
 
 
 def _tail_filled(whole: bool) -> Build:
@@ -132,7 +133,10 @@ def _tail_filled(whole: bool) -> Build:
 
 def _padded_to(multiple: int) -> Build:
     def built(case: PackCase, filled: Any) -> Built | None:
-        layout = with_tail(case, case.lengths, -(-case.lengths // multiple) * multiple, case.rows)
+        padded = -(-case.lengths // multiple) * multiple
+        if case.layout is None and not (padded % case.geometry.sequence_multiple).any():
+            return None  # as the geometry wants it: something else is wrong
+        layout = with_tail(case, case.lengths, padded, case.rows)
         if layout is None or (
             case.layout is not None
             and np.array_equal(layout.cu_seqlens_padded, case.layout.cu_seqlens_padded)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from opdtool.checks.layout_lengths import check_real_lengths
+from opdtool.checks.layout_multiples import check_multiples
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.recipes import Ints
 from opdtool.core.layout import PackedLayout
-from opdtool.findings import MAX_PLACES, Scalar
+from opdtool.findings import Scalar
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded")
 INTEGERS = (
@@ -54,7 +55,7 @@ def check_layout(given: PackVectors) -> LayoutOutcome:
     else:
         _end(given, outcome, int(padded[-1]))
         mended = _mend(real, padded, given, outcome)
-        _multiple(mended, padded, given, outcome)
+        check_multiples(mended, padded, given, outcome)
         outcome.layout = _layout(mended, given, outcome) or _from_geometry(given, rows)
     check_real_lengths(real, padded, given, outcome)
     return outcome
@@ -114,7 +115,10 @@ def _offsets(values: Tensor | None, name: str, outcome: LayoutOutcome) -> Ints |
     if values.dtype not in INTEGERS:
         message = f"has dtype {_dtype(values)}; cumulative lengths are integers, such as int32"
         outcome.add("OPD101", "fail", message, tensor=name)
-        return None
+        whole = _whole_numbers(values)
+        if whole is not None:
+            _start_and_order(whole, name, outcome)
+        return whole
     if values.numel() == 0 or values.numel() != max(values.shape, default=0):
         message = f"has shape {list(values.shape)}; expected [N+1]"
         outcome.add("OPD101", "fail", message, tensor=name)
@@ -127,6 +131,16 @@ def _offsets(values: Tensor | None, name: str, outcome: LayoutOutcome) -> Ints |
     outcome.add("OPD101", "pass", f"{_dtype(values)} [{len(offsets)}]", tensor=name)
     _start_and_order(offsets, name, outcome)
     return offsets
+
+
+def _whole_numbers(values: Tensor) -> Ints | None:
+    """Offsets of a wrong dtype that still say the layout, so that one mistake is one failure."""
+    if values.ndim != 1 or not values.numel() or not values.is_floating_point():
+        return None
+    exact = values.to(torch.float64)
+    if not ((exact == exact.trunc()) & (exact.abs() < 1 << 53)).all():
+        return None
+    return np.asarray(exact.to(torch.int64).numpy())
 
 
 def _start_and_order(offsets: Ints, name: str, outcome: LayoutOutcome) -> None:
@@ -182,7 +196,10 @@ def _end(given: PackVectors, outcome: LayoutOutcome, end: int | None) -> None:
         return
     message = f"{whose} at {end}, but the dump holds {given.slots} slots"
     if given.cu_seqlens_padded is None:
-        message += "; give the padding it was packed with (--cp, --tp, --pad-multiple, --fp8)"
+        message += (
+            "; give the padding it was packed with "
+            "(--cp, --tp, --pad-multiple, --fp8, --pad-packed-to, --tail)"
+        )
     outcome.add("OPD107", "fail", message, tensor="cu_seqlens_padded")
 
 
@@ -254,33 +271,6 @@ def _holds(padded: Ints, lengths: Ints) -> bool:
     return len(width) >= len(lengths) and bool(
         (width >= 0).all() and (width[: len(lengths)] >= lengths).all()
     )
-
-
-def _multiple(mended: Ints, padded: Ints, given: PackVectors, outcome: LayoutOutcome) -> None:
-    need = given.geometry.sequence_multiple
-    uneven = np.flatnonzero(np.diff(padded) % need)
-    total_need = given.geometry.total_multiple
-    if len(uneven):
-        places: list[Mapping[str, Scalar]] = [
-            {
-                "segment": int(i),
-                "expected": f"a multiple of {need}",
-                "actual": int(padded[i + 1] - padded[i]),
-            }
-            for i in uneven[:MAX_PLACES]
-        ]
-        message = (
-            f"segment {uneven[0]} has {np.diff(padded)[uneven[0]]} slots, no multiple of {need}"
-        )
-        outcome.add("OPD106", "fail", message, tensor="cu_seqlens_padded", places=places)
-        if (np.diff(mended) % need).any() and "cu-seqlens-not-monotone" not in outcome.faults:
-            outcome.faults["padding-multiple-wrong"] = message
-    elif mended[-1] % total_need:
-        message = f"the pack ends at {mended[-1]}, no multiple of {total_need}"
-        outcome.add("OPD106", "fail", message, tensor="cu_seqlens_padded")
-        outcome.faults["padding-multiple-wrong"] = message
-    else:
-        outcome.add("OPD106", "pass", f"multiples of {need}", tensor="cu_seqlens_padded")
 
 
 def _layout(padded: Ints, given: PackVectors, outcome: LayoutOutcome) -> PackedLayout | None:
