@@ -129,7 +129,12 @@ class BuildJob:
     max_memory: int = 1 << 30
 
     def __post_init__(self) -> None:
-        if self.draft_vocab_size is None and (self.output or not self.sweep):
+        if self.draft_vocab_size is None and self.output and self.sweep:
+            raise InputError(
+                f"-o {self.output} needs --draft-vocab-size D: a sweep shows the coverage of "
+                "sizes and writes no map"
+            )
+        if self.draft_vocab_size is None and not self.sweep:
             raise InputError("give --draft-vocab-size D, or --sweep D,D to choose one by")
         if self.draft_vocab_size is not None and self.output is None and not self.sweep:
             raise InputError("give -o FILE to write the map to")
@@ -154,11 +159,7 @@ def run(job: BuildJob) -> Report:
         rename=job.rename,
         max_memory=job.max_memory,
     )
-    if not counted.total:
-        raise InputError(
-            f"{job.sources[0]}: no token was counted, so there is nothing to choose by; "
-            + ("all rows are empty" if job.everything else "--count all counts every real token")
-        )
+    counted.require_any()
 
     def choice(size: int) -> tuple[Tensor, float]:
         ids = choose_draft_vocab(counted.counts, size, job.must_include)

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opdtool.io.batch import Batch
+    from opdtool.io.tensors import TensorSource
 
 COUNTS = ("counts", "token_counts", "token_freq")
 """Names under which a safetensors file may hold a counts vector."""
+MOST = (1 << 63) - 1
+"""The greatest count of one id."""
 SLICE = 2 << 20
 """Bytes of ids read at once: small enough to stay in a processor's cache."""
 
@@ -27,20 +30,40 @@ SLICE = 2 << 20
 class Counted:
     """What was counted, over all sources.
 
-    ``counts`` [V]; ``files`` those that were read; ``rows`` of batches; ``outside`` ids that
-    are no ids of the vocabulary, the first of them in ``places``.
+    ``counts`` [V]; ``files`` those that were read; ``rows`` of batches; ``real`` tokens in
+    them, whatever the masks say; ``outside`` ids that are no ids of the vocabulary, the first
+    of them in ``places``.
     """
 
     counts: Tensor
     files: list[Path] = field(default_factory=list)
     rows: int = 0
+    real: int = 0
     outside: int = 0
     places: list[dict[str, Scalar]] = field(default_factory=list)
 
     @property
-    def total(self) -> float:
+    def total(self) -> int | float:
         """All that was counted: an int but for counts that are fractions."""
-        return self.counts.sum().item()
+        from opdtool.core.counting import total_of
+
+        return total_of(self.counts)
+
+    def require_any(self) -> None:
+        """Refuse counts by which nothing can be chosen or judged.
+
+        Raises:
+            InputError: no token was counted; it says why, and what would help.
+        """
+        if self.total:
+            return
+        if self.outside:
+            why = f"all {self.outside} counted ids lie outside 0..{len(self.counts) - 1}"
+        elif self.real:
+            why = "the masks leave no token; --count all counts every real token"
+        else:
+            why = "all rows are empty" if self.rows else "every count is 0"
+        raise InputError(f"{self.files[0]}: no token was counted: {why}")
 
     def finding(self) -> Finding:
         """The check that every counted id lies in the vocabulary: it warns and never fails."""
@@ -94,7 +117,8 @@ def count_sources(
         for source in sources
         for file in ([source] if is_npy(source) else find_places([source]).files)
     ]
-    vectors = {file: vector for file in files if (vector := counts_vector(file)) is not None}
+    renames = rename or {}
+    vectors = _vectors(files, renames)
     V = vocab_size or next((len(vector) for vector in vectors.values()), None)
     if V is None:
         raise InputError("batch files do not tell the vocabulary size; give --vocab-size")
@@ -104,9 +128,9 @@ def count_sources(
     with progress("counting", sum(_size(file) for file in files), of_bytes=True) as advance:
         for file in files:
             if file in vectors:
-                found.counts = found.counts + _checked(file, vectors[file], V)
+                found.counts = _added(file, found.counts, _checked(file, vectors[file], V))
             else:
-                _count_batch(found, file, everything, rename or {}, max_memory)
+                _count_batch(found, file, everything, renames, max_memory)
             advance(_size(file))
     return found
 
@@ -118,11 +142,34 @@ def _size(file: Path) -> int:
         return 0  # opening it says what is wrong
 
 
-def counts_vector(file: Path) -> Tensor | None:
-    """The counts that a file holds, or None for a batch.
+def _vectors(files: Sequence[Path], rename: Mapping[str, str]) -> dict[Path, Tensor]:
+    """The files that hold a counts vector, with it; the others are batches.
 
     Raises:
-        InputError: a ``.npy`` that is no vector.
+        InputError: a renamed tensor that none of them has.
+    """
+    found: dict[Path, Tensor] = {}
+    used: set[str] = set()
+    for file in files:
+        vector, renamed = counts_vector(file, rename)
+        if vector is not None:
+            found[file] = vector
+            used |= renamed
+    for name, theirs in rename.items():
+        # Batches look for their own names, and say where they are missing.
+        if name not in used and (name == COUNTS[0] or len(found) == len(files)):
+            raise InputError(
+                f"--rename {name}={theirs}: no input has such a tensor; "
+                "see the names with opdtool inspect"
+            )
+    return found
+
+
+def counts_vector(file: Path, rename: Mapping[str, str]) -> tuple[Tensor | None, frozenset[str]]:
+    """The counts that a file holds, or None for a batch; and the renames that its names need.
+
+    Raises:
+        InputError: a ``.npy`` that is no vector, or a renamed tensor that is none.
     """
     from opdtool.io.npy import is_npy, read_npy
     from opdtool.io.tensors import open_tensors
@@ -134,12 +181,43 @@ def counts_vector(file: Path) -> Tensor | None:
                 f"{file}: {list(counts.shape)}; a counts vector [V] was expected (batches are "
                 "safetensors)"
             )
-        return counts
-    with open_tensors([file]) as source:
-        for name in COUNTS:
-            if name in source and len(source.info(name).shape) == 1 and "input_ids" not in source:
-                return source.read(name)
-    return None
+        return counts, frozenset()
+    with open_tensors([file], rename=rename, strict_rename=False) as source:
+        renamed = COUNTS[0] in source.used_renames
+        if renamed and len(source.info(COUNTS[0]).shape) != 1:
+            raise InputError(
+                f"{file}: {rename[COUNTS[0]]} has shape {list(source.info(COUNTS[0]).shape)}; a "
+                "counts vector [V] was expected"
+            )
+        name = COUNTS[0] if renamed else _counts_name(source)
+        return (None if name is None else source.read(name)), source.used_renames
+
+
+def _counts_name(source: TensorSource) -> str | None:
+    """The tensor that is a counts vector: by its name, or as the only one of integers."""
+    from opdtool.checks.canonical import INTS, TABLE
+
+    if "input_ids" in source:
+        return None
+    names = source.names()
+    known = [name for name in COUNTS if name in source]
+    if not known and len(names) == 1 and source.info(names[0]).dtype in INTS:
+        known = [name for name in names if name.rpartition(".")[2] not in TABLE]
+    return next((name for name in known if len(source.info(name).shape) == 1), None)
+
+
+def _added(file: Path, counts: Tensor, more: Tensor) -> Tensor:
+    import torch
+
+    both = counts + more
+    if both.is_floating_point() and not bool(torch.isfinite(both.sum())):
+        raise InputError(f"{file}: counts that add up past what a float can hold; scale them down")
+    if bool((both < 0).any()):  # int64 wraps around
+        i = int((both < 0).nonzero()[0])
+        raise InputError(
+            f"{file}: with the counts before it, id {i} is counted more than {MOST} times"
+        )
+    return both
 
 
 def _checked(file: Path, counts: Tensor, V: int) -> Tensor:
@@ -150,14 +228,22 @@ def _checked(file: Path, counts: Tensor, V: int) -> Tensor:
             f"{file}: {len(counts)} counts; the vocabulary has {V} ids (--vocab-size), one count "
             "each was expected"
         )
+    if counts.dtype == torch.bool:
+        raise InputError(f"{file}: counts are bool; numbers were expected")
     if counts.is_floating_point():
         if not bool(torch.isfinite(counts).all()):
             raise InputError(f"{file}: counts that are not finite")
         counts = counts.to(torch.float64)
-        if bool((counts == counts.trunc()).all()):
+        if bool((counts == counts.trunc()).all()) and float(counts.abs().max()) < MOST:
             counts = counts.to(torch.int64)
     else:
-        counts = counts.to(torch.int64)
+        unsigned, counts = counts.dtype == torch.uint64, counts.to(torch.int64)
+        if unsigned and bool((counts < 0).any()):
+            i = int((counts < 0).nonzero()[0])
+            raise InputError(
+                f"{file}: count {int(counts[i]) + (1 << 64)} of id {i} is past {MOST}, the most "
+                "that can be counted; scale the counts down, or save them as float64"
+            )
     if bool((counts < 0).any()):
         i = int((counts < 0).nonzero()[0])
         raise InputError(f"{file}: count {counts[i].item()} of id {i}; counts are not negative")
@@ -169,7 +255,8 @@ def _count_batch(
 ) -> None:
     from opdtool.io.batch import open_batch
 
-    with open_batch([file], rename=rename) as batch:
+    own = {name: theirs for name, theirs in rename.items() if name != COUNTS[0]}
+    with open_batch([file], rename=own) as batch:
         batch.require("input_ids")
         if not everything and "token_mask" not in batch:
             raise InputError(
@@ -202,6 +289,7 @@ def _count_rows(
         counter.add(ids, keep, first_row=rows.start)
     found.counts = found.counts + counter.counts
     found.rows += batch.rows
+    found.real += int(lengths.clamp(max=batch.width).sum())
     found.outside += counter.outside
     for row, column, token in counter.strays[: MOST_STRAYS - len(found.places)]:
         found.places.append(

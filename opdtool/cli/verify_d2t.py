@@ -251,8 +251,7 @@ def coverage_of(case: DraftCase, counted: Counted) -> tuple[dict[str, Any], Bars
     from opdtool.core.vocab import choose_draft_vocab, coverage
 
     counts = counted.counts
-    if not counted.total:
-        raise InputError("no token was counted; --count all counts every real token")
+    counted.require_any()
     inside = case.ids[(case.ids >= 0) & (case.ids < len(counts))]
     best = choose_draft_vocab(counts, min(case.entries, len(counts)))
     kept, most = coverage(counts, inside), coverage(counts, best)

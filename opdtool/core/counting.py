@@ -71,6 +71,16 @@ class TokenCounter:
             self.strays.append((first_row + row, column, int(ids[row, column])))
 
 
+def total_of(counts: Tensor) -> int | float:
+    """The sum of counts: exact for integers, however large."""
+    if counts.is_floating_point():
+        return counts.sum(dtype=torch.float64).item()
+    wide = counts.to(torch.int64)
+    # A sum of int64 wraps around in silence; those of the two halves have room.
+    high, low = (wide >> 32).sum().item(), (wide & 0xFFFFFFFF).sum().item()
+    return (int(high) << 32) + int(low)
+
+
 def trained(
     token_mask: Tensor | None, sample_mask: Tensor | None, lengths: Tensor, width: int
 ) -> Tensor:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from opdtool.core.counting import total_of
 from opdtool.core.errors import InputError
 from opdtool.core.exchange import ColumnPlan, exchange_columns
 from opdtool.core.group import Group, TorchGroup, group_rank_size, is_group
@@ -148,8 +149,8 @@ def choose_draft_vocab(counts: Tensor, size: int, must_include: Sequence[int] = 
 
 def coverage(counts: Tensor, ids: Tensor) -> float:
     """The share of counted tokens whose id is one of ``ids``; nan when none was counted."""
-    total = counts.sum().item()
-    kept = counts[t2d_from_ids(ids, len(counts))].sum().item()
+    total = total_of(counts)
+    kept = total_of(counts[t2d_from_ids(ids, len(counts))])
     return float(kept / total) if total else float("nan")
 
 

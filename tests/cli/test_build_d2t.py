@@ -237,3 +237,159 @@ def test_counts_that_are_none_are_refused(
     done = cli("build-d2t", tmp_path / "c.npy", "--sweep", "1")
     assert done.status == 2
     assert said in done.err
+
+
+def built(cli: Cli, source: Path, out: Path, *argv: object) -> dict[str, Any]:
+    """The stats of a build of two ids."""
+    words = [source, "--draft-vocab-size", 2, "-o", out, "--force", "--format", "json", *argv]
+    done = cli("build-d2t", *words)
+    assert done.status == 0, done.err
+    stats: dict[str, Any] = json.loads(done.out)["stats"]
+    return stats
+
+
+def test_counts_that_add_up_past_int64_are_added_exactly(cli: Cli, tmp_path: Path) -> None:
+    counts = [2**62, 2**62, 2**62, 1]
+    assert sum(counts) > 2**63
+    np.save(tmp_path / "c.npy", np.array(counts))
+    stats = built(cli, tmp_path / "c.npy", tmp_path / "o.safetensors")
+    assert stats["counted_tokens"] == sum(counts)
+    assert stats["coverage"] == 2**63 / sum(counts)
+    np.save(tmp_path / "m.npy", np.array([0, 0]))
+    words = ["verify-d2t", tmp_path / "m.npy", "--counts", tmp_path / "c.npy", "--format", "json"]
+    told = json.loads(cli(*words).out)["stats"]
+    assert told["coverage"] == told["best_coverage"] == 2**63 / sum(counts)
+
+
+def test_large_counts_of_any_dtype_are_taken_or_refused_with_the_reason(
+    cli: Cli, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "c.npy", tmp_path / "o.safetensors"
+    np.save(path, np.array([5, 2**63 - 1, 7], dtype=np.uint64))
+    assert built(cli, path, out)["counted_tokens"] == 2**63 + 11
+    np.save(path, np.array([1e19, 1e19, 3e19]))
+    assert built(cli, path, out)["coverage"] == 0.8
+    assert targets_of(out) == [0, 2]
+    for counts, said in (
+        (np.array([1, 2**63 + 5], dtype=np.uint64), "count 9223372036854775813 of id 1 is past"),
+        (np.array([1e308, 1e308]), "add up past what a float can hold"),
+        (np.array([True, False]), "bool; numbers were expected"),
+    ):
+        np.save(path, counts)
+        done = cli("build-d2t", path, "--sweep", 1)
+        assert (done.status, done.out) == (2, "")
+        assert f"{path}: " in done.err
+        assert said in done.err
+
+
+def test_counts_of_several_files_that_pass_int64_together_are_refused(
+    cli: Cli, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "c.npy", np.array([1, 2**62]))
+    assert cli("build-d2t", tmp_path / "c.npy", "--sweep", 1).status == 0
+    done = cli("build-d2t", tmp_path / "c.npy", tmp_path / "c.npy", "--sweep", 1)
+    assert done.status == 2
+    assert "id 1 is counted more than 9223372036854775807 times" in done.err
+
+
+COUNTS = torch.tensor([0, 5, 0, 9, 5])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "argv"),
+    [
+        ({"counts": COUNTS}, []),
+        ({"token_counts": COUNTS}, []),
+        ({"token_freq": COUNTS.float()}, []),
+        ({"zz": COUNTS}, []),
+        ({"zz": COUNTS.to(torch.uint16)}, []),
+        ({"zz": COUNTS}, ["--rename", "counts=zz"]),
+        ({"zz": COUNTS.double(), "total": torch.tensor([19])}, ["--rename", "counts=zz"]),
+        ({"zz": COUNTS, "yy": COUNTS.flip(0)}, ["--rename", "counts=zz"]),
+        (
+            {"zz": COUNTS, "counts": COUNTS[:2].clone()},
+            ["--rename", "counts=zz", "--rename", "x=counts"],
+        ),
+    ],
+)
+def test_counts_are_found_by_name_by_rename_or_as_the_only_tensor(
+    cli: Cli, tmp_path: Path, tensors: dict[str, torch.Tensor], argv: list[str]
+) -> None:
+    save_file(tensors, tmp_path / "c.safetensors")
+    out = tmp_path / "o.safetensors"
+    assert built(cli, tmp_path / "c.safetensors", out, *argv)["counted_tokens"] == 19
+    assert targets_of(out) == [1, 3]
+
+
+def test_renamed_counts_and_renamed_batches_are_added_up(cli: Cli, tmp_path: Path) -> None:
+    save_file({"zz": COUNTS}, tmp_path / "c.safetensors")
+    ids = {"ids": torch.tensor([[4, 4, 0]]), "token_mask": torch.ones(1, 3)}
+    save_file(ids, tmp_path / "b.safetensors")
+    renames = ["--rename", "counts=zz", "--rename", "input_ids=ids", "--vocab-size", 5]
+    files = [tmp_path / "b.safetensors", tmp_path / "c.safetensors"]
+    assert built(cli, files[0], tmp_path / "o", files[1], *renames)["counted_tokens"] == 22
+    assert targets_of(tmp_path / "o") == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "argv", "said"),
+    [
+        ({"zz": COUNTS, "yy": COUNTS.clone()}, [], "input_ids"),  # which of the two?
+        ({"d2t": COUNTS}, [], "input_ids"),
+        ({"draft.d2t": COUNTS}, [], "input_ids"),
+        ({"zz": COUNTS.float()}, [], "input_ids"),
+        ({"zz": COUNTS}, ["--rename", "counts=xx"], "--rename counts=xx: no input has"),
+        ({"zz": COUNTS}, ["--rename", "input_ids=xx"], "--rename input_ids=xx: no input has"),
+        ({"zz": COUNTS[None]}, ["--rename", "counts=zz"], "zz has shape [1, 5]; a counts vector"),
+    ],
+)
+def test_counts_that_cannot_be_told_are_refused(
+    cli: Cli,
+    tmp_path: Path,
+    tensors: dict[str, torch.Tensor],
+    argv: list[str],
+    said: str,
+) -> None:
+    save_file(tensors, tmp_path / "c.safetensors")
+    done = cli("build-d2t", tmp_path / "c.safetensors", "--vocab-size", 5, "--sweep", 1, *argv)
+    assert done.status == 2
+    assert said in done.err
+
+
+def test_an_output_of_a_sweep_alone_is_refused_for_the_true_reason(
+    cli: Cli, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "c.npy", np.array([1, 2]))
+    done = cli("build-d2t", tmp_path / "c.npy", "--sweep", "1,2", "-o", tmp_path / "o")
+    assert done.status == 2
+    assert "needs --draft-vocab-size D" in done.err
+    assert "or --sweep" not in done.err
+    assert os.listdir(tmp_path) == ["c.npy"]
+
+
+def test_where_nothing_was_counted_the_advice_can_help(cli: Cli, tmp_path: Path) -> None:
+    np.save(tmp_path / "c.npy", np.zeros(3, dtype=np.int64))
+    np.save(tmp_path / "m.npy", np.array([0, 1]))
+    ids = {"input_ids": torch.tensor([[7, 8]])}
+    save_file(ids | {"token_mask": torch.zeros(1, 2)}, tmp_path / "masked.safetensors")
+    save_file(ids | {"token_mask": torch.ones(1, 2)}, tmp_path / "outside.safetensors")
+    empty = ids | {"token_mask": torch.ones(1, 2), "input_lengths": torch.tensor([0])}
+    save_file(empty, tmp_path / "empty.safetensors")
+    for name, argv, said in (
+        ("c.npy", [], "every count is 0"),
+        ("masked.safetensors", [], "--count all counts every real token"),
+        ("outside.safetensors", [], "all 2 counted ids lie outside 0..2"),
+        ("outside.safetensors", ["--count", "all"], "all 2 counted ids lie outside 0..2"),
+        ("empty.safetensors", ["--count", "all"], "all rows are empty"),
+        ("empty.safetensors", [], "all rows are empty"),
+    ):
+        source = tmp_path / name
+        for done in (
+            cli("build-d2t", source, "--vocab-size", 3, "--sweep", 1, *argv),
+            cli("verify-d2t", tmp_path / "m.npy", "--counts", source, "--vocab-size", 3, *argv),
+        ):
+            assert done.status == 2
+            assert str(source) in done.err
+            assert "no token was counted" in done.err
+            assert said in done.err
+            assert ("--count all" in done.err) == (name == "masked.safetensors")

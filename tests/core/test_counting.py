@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opdtool.core import counting
-from opdtool.core.counting import TokenCounter, trained
+from opdtool.core.counting import TokenCounter, total_of, trained
 from opdtool.core.errors import InputError
 
 
@@ -78,3 +78,9 @@ def test_where_nothing_is_kept_nothing_is_counted() -> None:
     counter.add(torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.bool))
     assert counter.counts.tolist() == [0] * 5
     assert counter.outside == 0
+
+
+def test_a_total_is_exact_past_int64() -> None:
+    for counts in ([2**63 - 1] * 5, [2**62, 2**62, 1], [2**32 - 1, 2**32, 2**32 + 1], [0, 7]):
+        assert total_of(torch.tensor(counts)) == sum(counts)
+    assert total_of(torch.tensor([0.25, 0.5], dtype=torch.float64)) == 0.75
