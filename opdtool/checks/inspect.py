@@ -56,7 +56,7 @@ class Figures:
         return flat[finite]
 
     def _add_uint64(self, flat: Tensor) -> None:
-        array = flat.numpy()
+        array = flat.cpu().numpy()
         if array.size:
             self._merge(
                 int(array.min()), int(array.max()), float(array.sum(dtype=float)), array.size

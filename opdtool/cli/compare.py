@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opdtool.cli.options import (
+    DeviceOption,
     ExitZeroOption,
     Format,
     FormatOption,
+    MaxMemoryOption,
     QuietOption,
     ReportOption,
+    parse_size,
 )
 from opdtool.core.errors import InputError
 from opdtool.findings import Finding, Report, Status
 
 if TYPE_CHECKING:
+    import torch
+
     from opdtool.io.tensors import TensorSource
 
 CHUNK = 8 << 20
+"""Bytes of one side that are read at a time, at most."""
+PER_ELEMENT = 64
+"""Bytes that comparing takes for an element beside itself on both sides, where all differ."""
 
 
 def command(
@@ -33,6 +41,8 @@ def command(
         float, typer.Option("--rtol", min=0, help="Allow |b - a| up to this times |a|.")
     ] = 0.0,
     atol: Annotated[float, typer.Option("--atol", min=0, help="Allow |b - a| up to this.")] = 0.0,
+    device: DeviceOption = "cpu",
+    max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
     report: ReportOption = [],  # noqa: B006
     exit_zero: ExitZeroOption = False,
@@ -45,13 +55,16 @@ def command(
     from opdtool.cli.emit import Output, emit
 
     output = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
-    emit(run(a, b, rtol=rtol, atol=atol), output)
+    done = run(a, b, rtol=rtol, atol=atol, device=device, max_memory=parse_size(max_memory))
+    emit(done, output)
 
 
 @dataclass(slots=True)
 class _Comparison:
     rtol: float
     atol: float
+    device: torch.device
+    max_memory: int
     findings: list[Finding] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     names: int = 0
@@ -65,14 +78,23 @@ class _Comparison:
         )
 
 
-def run(a: Path, b: Path, *, rtol: float = 0.0, atol: float = 0.0) -> Report:
+def run(
+    a: Path,
+    b: Path,
+    *,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    device: str = "cpu",
+    max_memory: int = 1 << 30,
+) -> Report:
     """Compare every tensor of both sides, streaming; returns the report."""
+    from opdtool.cli.device import resolve_device
     from opdtool.cli.progress import progress
 
     for option, value in (("--rtol", rtol), ("--atol", atol)):
         if not 0 <= value < float("inf"):
             raise InputError(f"{option} is {value}; give a number that is not negative")
-    found = _Comparison(rtol, atol)
+    found = _Comparison(rtol, atol, resolve_device(device), max_memory)
     with ExitStack() as stack:
         pairs = list(_pairs(a, b, found, stack))
         common = [
@@ -167,10 +189,12 @@ def _values(
 
     info = left.info(name)
     difference = Difference(info.shape, found.rtol, found.atol)
-    step = max(1, CHUNK // max(1, info.itemsize))
+    room = found.max_memory // (PER_ELEMENT + 2 * info.itemsize)
+    step = max(1, min(CHUNK // max(1, info.itemsize), room))
     for start in range(0, info.numel, step):
         stop = min(start + step, info.numel)
-        difference.add(start, left.read_flat(name, start, stop), right.read_flat(name, start, stop))
+        pieces = (source.read_flat(name, start, stop) for source in (left, right))
+        difference.add(start, *(piece.to(found.device) for piece in pieces))
         advance(2 * (stop - start) * info.itemsize)
     found.findings.append(difference.finding(label))
     found.stats[label] = difference.stats()

@@ -11,22 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opdtool.cli.options import (
+    DeviceOption,
     ExitZeroOption,
     Format,
     FormatOption,
+    MaxMemoryOption,
     QuietOption,
     RenameOption,
     ReportOption,
     parse_renames,
+    parse_size,
 )
 from opdtool.core.errors import InputError
 from opdtool.findings import Finding, Report, Table
 
 if TYPE_CHECKING:
+    import torch
+
     from opdtool.checks.inspect import Figures
     from opdtool.io.tensors import TensorInfo, TensorSource
 
 CHUNK = 16 << 20
+"""Bytes that are read at a time, at most."""
+PER_ELEMENT = 16
+"""Bytes that the figures take for an element beside itself: float64 to be summed, and masks."""
 COLUMNS = ("tensor", "dtype", "shape", "bytes", "NaN", "Inf", "min", "max", "mean")
 NUMERIC = frozenset({"bytes", "NaN", "Inf", "min", "max", "mean"})
 
@@ -34,6 +42,8 @@ NUMERIC = frozenset({"bytes", "NaN", "Inf", "min", "max", "mean"})
 def command(
     path: Annotated[Path, typer.Argument(metavar="FILE_OR_DIR", help="What to look at.")],
     rename: RenameOption = [],  # noqa: B006
+    device: DeviceOption = "cpu",
+    max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
     report: ReportOption = [],  # noqa: B006
     exit_zero: ExitZeroOption = False,
@@ -43,7 +53,8 @@ def command(
     from opdtool.cli.emit import Output, emit
 
     output = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
-    emit(run(path, rename=parse_renames(rename)), output)
+    done = run(path, rename=parse_renames(rename), device=device, max_memory=parse_size(max_memory))
+    emit(done, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +65,20 @@ class _Unit:
     source: TensorSource
 
 
-def run(path: Path, *, rename: Mapping[str, str] | None = None) -> Report:
+def run(
+    path: Path,
+    *,
+    rename: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    max_memory: int = 1 << 30,
+) -> Report:
     """Look at every tensor once; returns the report."""
     from opdtool.checks.canonical import Stored, check_canonical
     from opdtool.checks.inspect import check_finite
+    from opdtool.cli.device import resolve_device
     from opdtool.cli.progress import progress
 
+    on = resolve_device(device)
     findings = list(_manifest(path)) if path.is_dir() else []
     sections: list[Table] = []
     stats: dict[str, Any] = {}
@@ -72,7 +91,9 @@ def run(path: Path, *, rename: Mapping[str, str] | None = None) -> Report:
         advance = stack.enter_context(progress("reading", total, of_bytes=True))
         for unit in units:
             infos = [unit.source.info(name) for name in unit.source.names()]
-            figures = {info.name: _figures(unit.source, info, advance) for info in infos}
+            figures = {
+                info.name: _figures(unit.source, info, on, max_memory, advance) for info in infos
+            }
             before = f"{unit.label}: " if len(units) > 1 else ""
             stored = [Stored(info.name, info.shape, info.dtype) for info in infos]
             findings += check_canonical(stored, before)
@@ -111,12 +132,16 @@ def _units(path: Path, rename: Mapping[str, str], stack: ExitStack) -> Sequence[
     return units
 
 
-def _figures(source: TensorSource, info: TensorInfo, advance: Any) -> Figures:
+def _figures(
+    source: TensorSource, info: TensorInfo, device: torch.device, max_memory: int, advance: Any
+) -> Figures:
     from opdtool.checks.inspect import Figures
 
     figures = Figures()
-    for _, piece in source.chunks(info.name, CHUNK):
-        figures.add(piece)
+    size = max(1, info.itemsize)
+    room = max(size, max_memory * size // (size + PER_ELEMENT))
+    for _, piece in source.chunks(info.name, min(CHUNK, room)):
+        figures.add(piece.to(device))
         advance(piece.numel() * piece.element_size())
     return figures
 

@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opdtool.cli.options import ForceOption, QuietOption, RenameOption, parse_renames
+from opdtool.cli.options import (
+    DeviceOption,
+    ForceOption,
+    MaxMemoryOption,
+    QuietOption,
+    RenameOption,
+    parse_renames,
+    parse_size,
+)
 from opdtool.core.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from opdtool.core.offsets import Ints
     from opdtool.io.tensors import TensorSource
 
 PIECE = 4 << 20
-"""Bytes rolled at a time."""
+"""Bytes rolled at a time, at most."""
 
 
 def command(
@@ -27,6 +36,8 @@ def command(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")],
     rename: RenameOption = [],  # noqa: B006
     force: ForceOption = False,
+    device: DeviceOption = "cpu",
+    max_memory: MaxMemoryOption = "1GiB",
     quiet: QuietOption = False,
 ) -> None:
     """Shift a packed tensor left by one inside each segment; each last slot becomes zero.
@@ -34,10 +45,13 @@ def command(
     The segments are those of the file's cu_seqlens_padded. Tensors of shape [T], [1, T] and
     [1, T, ...] are shifted along T; cu_seqlens and cu_seqlens_padded are written along.
     """
+    from opdtool.cli.device import resolve_device
     from opdtool.core.offsets import as_offsets
     from opdtool.io.tensors import open_tensors
     from opdtool.io.writer import TensorFileWriter, TensorSpec, check_output
 
+    on = resolve_device(device)
+    piece_bytes = min(PIECE, parse_size(max_memory) // 4)
     check_output(output, force=force)
     with open_tensors([file], rename=parse_renames(rename)) as source:
         info = source.info(name)
@@ -60,7 +74,8 @@ def command(
             for other in others:
                 if other != name:
                     out.write(other, source.read(other))
-            for start, piece in _rolled(source, name, as_offsets(offsets), dim):
+            where = as_offsets(offsets)
+            for start, piece in _rolled(source, name, where, dim, piece_bytes, on):
                 out.write(name, piece, *[0] * dim, start)
     if not quiet:
         print(f"wrote {output}: {name} {list(shape)} shifted left by one in each segment")
@@ -76,7 +91,12 @@ def _refuse(shape: tuple[int, ...], offsets: Tensor, dim: int) -> None:
 
 
 def _rolled(
-    source: TensorSource, name: str, offsets: Ints, dim: int
+    source: TensorSource,
+    name: str,
+    offsets: Ints,
+    dim: int,
+    piece_bytes: int,
+    device: torch.device,
 ) -> Iterator[tuple[int, Tensor]]:
     """The rolled tensor in pieces, each with its first slot. A piece is read with the slot
     behind it, which moves into its last one."""
@@ -86,12 +106,13 @@ def _rolled(
 
     info = source.info(name)
     total = info.shape[dim]
-    step = max(1, PIECE * total // max(info.nbytes, 1))
+    step = max(1, piece_bytes * total // max(info.nbytes, 1))
     for start in range(0, total, step):
         stop = min(start + step, total)
         read = source.read(name, *[slice(None)] * dim, slice(start, min(stop + 1, total)))
         own = np.unique(np.clip(offsets - start, 0, read.shape[dim]))
-        yield start, roll_packed_seq_dim(read, own, dim).narrow(dim, 0, stop - start)
+        rolled = roll_packed_seq_dim(read.to(device), own, dim)
+        yield start, rolled.narrow(dim, 0, stop - start).cpu()
 
 
 def _sequence_dim(source: TensorSource, name: str) -> int:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from opdtool.cli import compare
+from opdtool.io.tensors import TensorSource
 from opdtool.report import schema
 from tests.cli.conftest import Cli
 
@@ -197,3 +198,60 @@ def test_a_missing_file_and_a_bad_tolerance_are_exit_2(cli: Cli, pair: tuple[Pat
         done = cli("compare", *pair, "--rtol", bad)
         assert (done.status, done.out) == (2, "")
         assert "--rtol" in done.err
+
+
+@pytest.mark.parametrize("command", ["compare", "inspect", "roll"])
+def test_max_memory_bounds_what_is_held_at_once_and_changes_no_result(
+    cli: Cli, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(4000.0).reshape(1, 1000, 4)
+    cu = torch.tensor([0, 300, 1000], dtype=torch.int32)
+    a = save(tmp_path / "a.safetensors", x=x, cu_seqlens_padded=cu)
+    b = save(tmp_path / "b.safetensors", x=-x, cu_seqlens_padded=cu)
+    reads: list[int] = []
+
+    def spied(name: str) -> None:
+        original = getattr(TensorSource, name)
+
+        def read(self: TensorSource, *args: Any) -> Tensor:
+            found: Tensor = original(self, *args)
+            reads.append(found.numel() * found.element_size())
+            return found
+
+        monkeypatch.setattr(TensorSource, name, read)
+
+    spied("read")
+    spied("read_flat")
+    out = tmp_path / "out.safetensors"
+    argv: list[object] = {
+        "compare": ["compare", a, b, "--format", "json"],
+        "inspect": ["inspect", a, "--format", "json"],
+        "roll": ["roll", a, "--name", "x", "-o", out, "--force"],
+    }[command]
+    whole = cli(*argv)
+    made = out.read_bytes() if command == "roll" else b""
+    assert max(reads) == 16000
+    for size, most in (("4KiB", 1100), ("1", 32)):
+        reads.clear()
+        less = cli(*argv, "--max-memory", size)
+        assert (less.status, less.out) == (whole.status, whole.out)
+        assert command != "roll" or out.read_bytes() == made
+        # Beside the offsets, which are always whole.
+        assert len(reads) > 10
+        assert max(reads) <= most
+    assert cli(*argv, "--max-memory", "x").status == 2
+
+
+@pytest.mark.parametrize("command", ["compare", "inspect", "roll"])
+def test_a_device_that_is_not_there_is_exit_2(
+    cli: Cli, pair: tuple[Path, Path], command: str
+) -> None:
+    argv = {
+        "compare": ["compare", *pair],
+        "inspect": ["inspect", pair[0]],
+        "roll": ["roll", pair[0], "--name", "x", "-o", pair[0].parent / "o"],
+    }[command]
+    for device in ("cuda:99", "gpu"):
+        done = cli(*argv, "--device", device)
+        assert (done.status, done.out) == (2, "")
+        assert f"--device {device}" in done.err.replace("'", "")
