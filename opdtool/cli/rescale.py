@@ -148,11 +148,14 @@ def _read(path: str) -> dict[str, Any]:
         raise InputError(f"{shown}: larger than {_MOST >> 20} MiB; expected a JSON object")
     try:
         value = json.loads(
-            raw.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique
+            raw.decode("utf-8"),
+            parse_constant=_refuse_constant,
+            parse_int=_integer,
+            object_pairs_hook=_unique,
         )
     except RecursionError:
         raise InputError(f"{shown}: nested too deeply; expected one JSON object") from None
-    except ValueError as error:  # also a bad encoding, and an integer of too many digits
+    except ValueError as error:  # also a bad encoding
         raise InputError(f"{shown}: is not JSON as expected: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{shown}: is {_short(value)}; expected a JSON object of names")
@@ -165,6 +168,13 @@ def _read(path: str) -> dict[str, Any]:
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not a JSON number")
+
+
+def _integer(digits: str) -> int:
+    # The count first: int() reads no more than 4,300 of them.
+    if len(digits) > 400 or abs(int(digits)) > sys.float_info.max:
+        raise ValueError(f"an integer of {len(digits):,} digits is too large for a float")
+    return int(digits)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

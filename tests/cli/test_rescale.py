@@ -67,6 +67,8 @@ def test_stdin_is_read_and_a_file_is_written(
         ("{", "JSON"),
         ('{"a": NaN}', "NaN"),
         ('{"a": 1e999}', "too large"),
+        ('{"a": ' + "7" * 5000 + "}", "an integer of 5,000 digits is too large for a float"),
+        ('{"a": -' + "7" * 350 + "}", "too large"),
         ('{"a": -Infinity}', "Infinity"),
         ('{"a": 1, "a": 2}', "twice"),
         ('{"a": "1"}', "number"),
