@@ -57,7 +57,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{shown}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{shown}: is not TOML: {error}") from None
+        # Python's advice on longer integers is for programmers.
+        words = "an integer has too many digits" if "int_max_str" in str(error) else error
+        raise InputError(f"{shown}: is not TOML: {words}") from None
 
 
 def find_config(start: Path) -> Config | None:
@@ -135,16 +137,18 @@ def _value(config: Config, shape: Shape, key: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise InputError(f"{where} is {value!r}; expected true or false")
         return value
-    items = value if isinstance(value, list) and shape.multiple else [value]
+    # A text may be a list with commas between, as --must-include 1,2 is.
+    listed = shape.multiple or (shape.kind is str and not shape.path)
+    items = value if isinstance(value, list) and listed else [value]
     if not all(isinstance(item, str | int | float) and type(item) is not bool for item in items):
-        kinds = "a text, a number or a list of them" if shape.multiple else "a text or a number"
+        kinds = "a text, a number or a list of them" if listed else "a text or a number"
         raise InputError(f"{where} is {value!r}; expected {kinds}")
     texts = [str(item) for item in items]
     for text in texts:
         _check_kind(where, shape, text)
     if shape.path:
         texts = [relative_to(text, config.path.parent) for text in texts]
-    return texts if shape.multiple else texts[0]
+    return texts if shape.multiple else ",".join(texts)
 
 
 def _check_kind(where: str, shape: Shape, text: str) -> None:

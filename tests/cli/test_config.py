@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.cli.conftest import Cli
 
@@ -109,6 +110,21 @@ def test_lists_flags_and_paths_are_taken_as_typed_paths_from_the_file(cli: Cli, 
     assert (work.parent / "r.xml").exists()
 
 
+def test_a_list_with_commas_between_may_be_a_list_in_the_file(cli: Cli, work: Path) -> None:
+    np.save(work / "counts.npy", np.array([5, 9, 0, 7, 1, 0]))
+    (work / "opdtool.toml").write_text("[build-d2t]\nmust-include = [2, 4]\n")
+    assert cli("build-d2t", "counts.npy", "--draft-vocab-size", "3", "-o", "m").status == 0
+    # The most frequent id, and the two that must be in.
+    assert (load_file(work / "m")["d2t"] + torch.arange(3)).tolist() == [1, 2, 4]
+    (work / "opdtool.toml").write_text("[build-d2t]\nmust-include = '2,4'\n")
+    assert cli("build-d2t", "counts.npy", "--draft-vocab-size", "3", "-o", "n").status == 0
+    assert (work / "m").read_bytes() == (work / "n").read_bytes()
+    (work / "opdtool.toml").write_text("[build-d2t]\nmust-include = [[2]]\n")
+    done = cli("build-d2t", "counts.npy", "--draft-vocab-size", "3", "-o", "o")
+    assert done.status == 2
+    assert "must-include is [[2]]; expected a text, a number or a list of them" in done.err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -124,6 +140,7 @@ def test_lists_flags_and_paths_are_taken_as_typed_paths_from_the_file(cli: Cli, 
         ("[pack]\ncp = 2.5", "pack.cp is '2.5'"),
         ("format = 'jsn'", "did you mean json"),
         ("atol =", "is not TOML"),
+        ("atol = " + "7" * 5000, "is not TOML: an integer has too many digits\n"),
     ],
 )
 def test_a_mistake_in_the_file_is_exit_2_and_suggests_the_nearest(
