@@ -102,6 +102,7 @@ def _run_step(step: Step, folder: Path) -> Outcome:
     try:
         argv = expand(step, folder)
     except InputError as error:
+        print(f"error: {step.name}: {error}", file=sys.stderr)
         return Outcome(step, 2, said=str(error))
     tee = _Tee(said, sys.stderr)
     # What a step prints beside its report is not part of the suite's: it goes to stderr.

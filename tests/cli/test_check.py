@@ -195,6 +195,11 @@ def test_globs_are_expanded_in_order_when_their_step_runs(cli: Cli, folder: Path
 def test_a_glob_that_matches_nothing_is_an_error_and_not_a_pass(cli: Cli, folder: Path) -> None:
     whole = report(cli, suite(folder, step("none*", command="inspect")), 2)
     assert "matches no file" in whole["checks"][0]["message"]
+    done = cli("check", folder / "suite.toml", "-q")
+    assert done.status == 2
+    assert done.err.startswith("error: 1 inspect: ")
+    assert done.err.endswith("nothing was checked\n")
+    assert "matches no file" in done.err
 
 
 @pytest.mark.parametrize(
