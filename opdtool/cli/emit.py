@@ -19,6 +19,9 @@ from opdtool.findings import Report
 CHECKING = frozenset({"verify-pack", "verify-mask", "verify-d2t", "compare", "simulate", "check"})
 """Commands that exist to check: with nothing checked they are asked for nothing, and say so."""
 
+DOCUMENTS = frozenset({"json", "jsonl", "junit", "markdown"})
+"""Formats that something else reads: whole or they are nothing, so ``-q`` leaves them alone."""
+
 _ENDINGS = (".json", ".xml", ".md", ".html", ".svg")
 _collected: ContextVar[list[Report] | None] = ContextVar("collected", default=None)
 
@@ -97,14 +100,14 @@ def _print(report: Report, output: Output) -> None:
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     color = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    if not output.quiet:
+    if not output.quiet or output.format in DOCUMENTS:
         say(render(report, output.format, width=width, color=color))
-    elif not report.passed and output.format in ("full", "concise"):
+    elif not report.passed and output.format == "github":
+        say(render(report, output.format))
+    elif not report.passed:
         from opdtool.report.concise import concise
 
         say(concise(report, color=color, failures_alone=True))
-    elif not report.passed:
-        say(render(report, output.format))
 
 
 def say(text: str) -> None:

@@ -79,7 +79,12 @@ ExitZeroOption = Annotated[
 ]
 QuietOption = Annotated[
     bool,
-    typer.Option("-q", "--quiet", help="Print failures alone.", rich_help_panel=_REPORT),
+    typer.Option(
+        "-q",
+        "--quiet",
+        help="Print failures alone; json, jsonl, junit and markdown stay whole.",
+        rich_help_panel=_REPORT,
+    ),
 ]
 RenameOption = Annotated[
     list[str],

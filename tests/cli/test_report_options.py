@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -44,8 +45,20 @@ def test_quiet_prints_nothing_when_all_holds_and_the_failures_otherwise(
     assert cli(*good, "-q").out == ""
     rows = cli(*bad, "-q").out.splitlines()
     assert [row.split()[0] for row in rows] == ["fail", "FAILED"]
-    assert json.loads(cli(*bad, "-q", "--format", "json").out)["passed"] is False
-    assert cli(*good, "-q", "--format", "json").out == ""
+    assert cli(*good, "-q", "--format", "concise").out == ""
+    assert cli(*good, "-q", "--format", "github").out == ""
+    assert cli(*bad, "-q", "--format", "github").out == cli(*bad, "--format", "github").out
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "junit", "markdown"])
+def test_quiet_leaves_what_programs_read_whole(
+    cli: Cli, good: tuple[str, ...], bad: tuple[str, ...], form: str
+) -> None:
+    for argv, status in ((good, 0), (bad, 1)):
+        done, whole = cli(*argv, "-q", "--format", form), cli(*argv, "--format", form)
+        assert done.status == whole.status == status
+        assert len(done.out) > 100
+        assert done.out == whole.out
 
 
 def test_several_reports_are_written_each_by_its_ending(
@@ -122,6 +135,16 @@ def test_github_adds_to_the_step_summary_where_there_is_one(
     assert "GITHUB_STEP_SUMMARY" in done.err
 
 
+RUN_AND_TELL = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from opdtool.cli import start
+start.heed_interrupts = lambda heed=start.heed_interrupts: (heed(), print("here", file=sys.stderr))
+sys.argv = ["opdtool", *sys.argv[1:]]
+start.main()
+"""
+
+
 def shell(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OPD": f"{sys.executable} -m opdtool", **environment}
     return subprocess.run(
@@ -139,7 +162,9 @@ def test_a_closed_pipe_ends_quietly_and_costs_no_report(
     assert json.loads(report.read_text())["passed"] is False
 
 
-@pytest.mark.parametrize("argv", ["--help", "--version", "explain", ""])
+@pytest.mark.parametrize(
+    "argv", ["--help", "--version", "explain", "check --help", "--version --verbose", ""]
+)
 def test_a_full_standard_output_is_exit_2_and_a_closed_one_is_nothing(
     argv: str, bad: tuple[str, ...]
 ) -> None:
@@ -149,6 +174,60 @@ def test_a_full_standard_output_is_exit_2_and_a_closed_one_is_nothing(
     assert full.stderr == "error: standard output cannot be written: No space left on device\n"
     closed = shell(f"$OPD {argv} >&-")
     assert (closed.returncode, closed.stderr) == (status, "")
+
+
+def test_no_arguments_on_a_full_disk_is_exit_2_too() -> None:
+    full = shell("$OPD >/dev/full")
+    assert full.returncode == 2
+    assert full.stderr == "error: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("argv", ["pack --help", "explain", "--help"])
+def test_nobody_reading_on_is_no_failed_check(argv: str) -> None:
+    done = shell(f"$OPD {argv} | sleep 0; echo ${{PIPESTATUS[0]}}")
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", "141")
+
+
+def test_more_than_a_buffer_that_a_command_prints_itself_is_exit_2_on_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "from opdtool.cli import convert, start\n"
+        "import sys\n"
+        "convert.ForceOption = bool\n"
+        "from opdtool.io import convert as io_convert\n"
+        "class Written: tensors = (); size = 0\n"
+        "io_convert.convert = lambda *a, **k: Written\n"
+        "sys.argv = ['opdtool', 'convert', 'a' * 200_000]\n"
+        "start.main()\n"
+    )
+    (tmp_path / "run.py").write_text(code)
+    full = shell(f"{sys.executable} {tmp_path}/run.py >/dev/full")
+    assert full.returncode == 2
+    assert full.stderr == "error: standard output cannot be written: No space left on device\n"
+
+
+def test_a_full_standard_error_changes_no_status(bad: tuple[str, ...], tmp_path: Path) -> None:
+    assert shell("$OPD verfy-mask 2>/dev/full").returncode == 2
+    for name, text in (("m", '{"loss": 1.0}'), ("n", "{}")):
+        (tmp_path / f"{name}.json").write_text(text)
+    factors = "--token-factor 1 --sequence-factor 1"
+    rescale = f"$OPD rescale {tmp_path}/m.json --normalizers {tmp_path}/n.json {factors}"
+    assert "left as they are: 'loss'" in shell(rescale).stderr
+    done = shell(f"{rescale} 2>/dev/full")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"loss": 1.0})
+    github = shell(
+        f"$OPD {' '.join(bad)} --format github 2>/dev/full", GITHUB_STEP_SUMMARY="/dev/full"
+    )
+    assert github.returncode == 1
+
+
+def test_a_path_that_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    torch.save({"x": torch.ones(1)}, tmp_path / "ü.pt")
+    done = shell(f"$OPD convert {tmp_path}/ü.pt", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xfc.safetensors" in done.stdout
 
 
 def test_an_encoding_without_the_marks_escapes_them(bad: tuple[str, ...]) -> None:
@@ -175,6 +254,47 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     assert printed == b""
     assert said.strip() == b"interrupted"
     assert not out.exists()
+
+
+STUB = "import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\n"
+CHANGED = f"""
+try:
+    {STUB.replace(chr(10), "; ", 1).strip()}
+    for _ in range(1000): pass
+except BaseException:
+    raise ImportError("cannot be imported")
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+@pytest.mark.parametrize("text", [STUB, CHANGED])
+def test_ctrl_c_in_an_import_is_130(module: str, text: str, tmp_path: Path) -> None:
+    # An import that Ctrl-C falls into; libraries also make another exception of it.
+    (tmp_path / f"{module}.py").write_text(text)
+    save_file({"x": torch.ones(1)}, tmp_path / "a.safetensors")
+    done = shell(f"cd {tmp_path}; $OPD inspect a.safetensors", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment_of_the_start_is_130_or_too_late(good: tuple[str, ...]) -> None:
+    statuses = []
+    for step in range(40):
+        with subprocess.Popen(
+            # What python itself does until it runs the program is none of its own.
+            [sys.executable, "-S", "-c", RUN_AND_TELL, *good],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as child:
+            assert child.stderr is not None
+            assert child.stderr.readline() == b"here\n"
+            time.sleep(0.05 * step)
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=60)
+        assert b"Traceback" not in said
+        statuses.append(child.returncode)
+    assert set(statuses) <= {0, 130}
+    assert statuses.count(130) > 5
 
 
 def terminal(argv: str, columns: int = 80, **environment: str) -> str:
