@@ -89,7 +89,9 @@ def place_text(place: Mapping[str, Scalar]) -> str:
 
 
 def more_places(finding: Finding) -> int:
-    """How many mismatches are counted but not shown."""
+    """How many mismatches are counted but not shown, where some are."""
+    if not finding.first:
+        return 0
     return max(0, (finding.mismatches or 0) - len(finding.first))
 
 

@@ -156,6 +156,16 @@ def test_junit_is_valid_xml_with_one_case_a_check(report: Report) -> None:
     assert int(suite.attrib["failures"]) == report.summary["failed"]
 
 
+@pytest.mark.parametrize("format", ALL)
+def test_what_is_counted_without_an_example_has_no_others(format: str) -> None:
+    finding = Finding(
+        code="OPD301", name="mask-values", status="fail", message="wrong", mismatches=32, total=32
+    )
+    text = render(Report(command="verify-mask", geometry={}, findings=(finding,)), format)
+    assert "32" in text or format == "svg"
+    assert not re.search(r"more\b", text)
+
+
 def test_junit_names_the_fault_in_the_failure() -> None:
     failure = ElementTree.fromstring(render(FAILING, "junit")).find(".//failure")
     assert failure is not None
