@@ -133,6 +133,18 @@ def _refuse_other_formats(path: Path, start: bytes) -> None:
         )
 
 
+def _refuse_npz(path: Path, file: SourceFile) -> None:
+    """A zip archive whose first file is an array: savez of numpy."""
+    head = file.read(0, min(file.size, 300))
+    if head.startswith(b"PK\x03\x04"):
+        length = int.from_bytes(head[26:28], "little")
+        if head[30 : 30 + length].endswith(b".npy"):
+            raise InputError(
+                f"{path}: a numpy archive, not a safetensors file; save its arrays as "
+                "safetensors (d2t, t2d and token counts are read from one .npy each, too)"
+            )
+
+
 def read_header(file: SourceFile) -> Header:
     """The checked header of an open safetensors file.
 
@@ -149,6 +161,7 @@ def read_header(file: SourceFile) -> Header:
     # Any eight bytes are some header length: the name of another format counts only where no
     # header follows.
     if start[8:] != b"{" or length > file.size - 8:
+        _refuse_npz(path, file)
         _refuse_other_formats(path, start)
     if length > file.size - 8:
         raise InputError(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save
 from opdtool.cli.main import run
 from opdtool.core.errors import InputError
 from opdtool.io.convert import convert
+from opdtool.io.tensors import open_tensors
 from tests.io.test_npy import Trap
 
 
@@ -176,3 +177,12 @@ def test_the_command_refuses_other_things_with_status_2(
     assert f"{tmp_path}/a.pt: epoch is a int, not a tensor" in captured.err
     assert "Traceback" not in captured.err
     assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_a_numpy_archive_is_not_sent_to_convert(tmp_path: Path) -> None:
+    for name in ("z.npz", "z.safetensors"):
+        (tmp_path / name).write_bytes(npz())
+        with pytest.raises(InputError) as refusal:
+            open_tensors([tmp_path / name])
+        assert str(refusal.value).startswith(f"{tmp_path}/{name}: a numpy archive")
+        assert "opdtool convert" not in str(refusal.value)
