@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from opdtool.core import divergence
 from opdtool.core.divergence import Divergences, DivergenceSums, SoftmaxSums, chunked_divergences
 from opdtool.core.errors import InputError
 
@@ -203,3 +204,19 @@ def test_a_row_with_columns_that_cannot_be_said_leaves_the_other_rows_right(
     np.testing.assert_allclose(found[:1], slow(teacher[:1], student[:1]), rtol=1e-5, atol=1e-6)
     short = slow(teacher[1:, :2], student[1:, :2])
     np.testing.assert_allclose(found[1:], short, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tile", [1, 50, 100])
+def test_positions_taken_a_few_at_a_time_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, tile: int
+) -> None:
+    monkeypatch.setattr(divergence, "TILE", tile)
+    teacher, student = pair(positions=7, columns=23)
+    found = stacked(chunked_divergences(teacher, student, vocab_slice=10))
+    np.testing.assert_allclose(found, slow(teacher, student), rtol=1e-5, atol=1e-6)
+    # Also where the positions are the later ones of more.
+    sums = DivergenceSums(9)
+    sums.add(slice(2, 9), teacher, student)
+    np.testing.assert_allclose(
+        stacked(sums.result())[2:], slow(teacher, student), rtol=1e-5, atol=1e-6
+    )
