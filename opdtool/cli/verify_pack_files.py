@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,13 @@ class DumpPack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpGroups:
-    """All packs of a dump, the context-parallel size, and what a manifest recorded."""
+    """All packs of a dump, the context-parallel size, and what a manifest recorded: the
+    geometry, and the tensors that go by rows."""
 
     packs: tuple[DumpPack, ...]
     cp: int
     recorded: Mapping[str, Scalar] | None = None
+    row_aligned: tuple[str, ...] = ()
 
 
 def group_dump(paths: Sequence[Path], cp: int | None) -> DumpGroups:
@@ -51,7 +53,13 @@ def group_dump(paths: Sequence[Path], cp: int | None) -> DumpGroups:
         InputError: files that are missing or given twice, or names that contradict each
             other or ``--cp``.
     """
-    files, recorded = _files(paths)
+    files, recorded, row_aligned = _files(paths)
+    return replace(_grouped(paths, files, cp, recorded), row_aligned=row_aligned)
+
+
+def _grouped(
+    paths: Sequence[Path], files: list[Path], cp: int | None, recorded: Mapping[str, Scalar] | None
+) -> DumpGroups:
     if not files:
         raise InputError(f"{paths[0]}: its manifest lists no files; there is nothing to verify")
     if recorded is not None and cp is None and type(recorded.get("cp")) is int:
@@ -78,12 +86,16 @@ def group_dump(paths: Sequence[Path], cp: int | None) -> DumpGroups:
     return DumpGroups(packs=(pack,), cp=size, recorded=recorded)
 
 
-def _files(paths: Sequence[Path]) -> tuple[list[Path], Mapping[str, Scalar] | None]:
+def _files(
+    paths: Sequence[Path],
+) -> tuple[list[Path], Mapping[str, Scalar] | None, tuple[str, ...]]:
+    """The files, and the geometry and tensors by rows that manifests record."""
     from opdtool.io.manifest import has_manifest, read_manifest
     from opdtool.io.places import find_places
 
     files: list[Path] = []
     recorded: Mapping[str, Scalar] | None = None
+    by_rows: set[str] = set()
     for path in paths:
         if path.is_dir() and has_manifest(path):
             manifest = read_manifest(path)
@@ -94,6 +106,7 @@ def _files(paths: Sequence[Path]) -> tuple[list[Path], Mapping[str, Scalar] | No
                     "verify one at a time"
                 )
             recorded = manifest.geometry
+            by_rows.update(_row_aligned(path, manifest.extra.get("row_aligned", [])))
         else:
             files += find_places([path]).files
     seen: set[Path] = set()
@@ -101,7 +114,16 @@ def _files(paths: Sequence[Path]) -> tuple[list[Path], Mapping[str, Scalar] | No
         if file.resolve() in seen:
             raise InputError(f"{file} is given twice; give each file once")
         seen.add(file.resolve())
-    return files, recorded
+    return files, recorded, tuple(sorted(by_rows))
+
+
+def _row_aligned(path: Path, names: object) -> list[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f"{path}/manifest.json: row_aligned is {ascii(names)[:60]}; a list of tensor names is "
+            "expected; pack again"
+        )
+    return names
 
 
 def _by_name(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,14 @@ from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_mask_run import batch_ids, is_whole, mask_weights, read_vectors
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
-from opdtool.cli.verify_pack_tensors import Packed, as_floats, moved, packed_shape, slot_reader
+from opdtool.cli.verify_pack_tensors import (
+    Packed,
+    as_floats,
+    moved,
+    packed_shape,
+    slot_reader,
+    slots_by,
+)
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
 from opdtool.findings import Finding, Report, Section, Status
@@ -105,12 +112,7 @@ def _opened(job: VerifyPackJob) -> Iterator[tuple[PackRun, tuple[DumpPack, ...]]
     groups = group_dump(job.dump, job.geometry.cp)
     resolved = replace(job.geometry, cp=groups.cp).resolve(groups.recorded)
     files = DumpFiles(job.rename)
-    with (
-        open_batch(
-            job.batch, rename=job.rename, row_aligned=job.row_aligned, strict_rename=False
-        ) as batch,
-        closing(files),
-    ):
+    with _open_batch(job, groups.row_aligned) as batch, closing(files):
         run = PackRun(
             files=files,
             batch=batch,
@@ -118,6 +120,22 @@ def _opened(job: VerifyPackJob) -> Iterator[tuple[PackRun, tuple[DumpPack, ...]]
             weights=mask_weights(batch) if "token_mask" in batch.token_aligned else None,
         )
         yield run, groups.packs
+
+
+def _open_batch(job: VerifyPackJob, recorded: Sequence[str]) -> Batch:
+    """The batch; a tensor that could go by tokens goes by rows where a manifest says so."""
+
+    def opened(row_aligned: Sequence[str]) -> Batch:
+        return open_batch(
+            job.batch, rename=job.rename, row_aligned=row_aligned, strict_rename=False
+        )
+
+    batch = opened(job.row_aligned)
+    by_rows = sorted(set(recorded) & set(batch.token_aligned))
+    if not by_rows:
+        return batch
+    batch.close()
+    return opened([*job.row_aligned, *by_rows])
 
 
 def _check_share(topology: Topology, job: VerifyPackJob) -> bytes:
@@ -218,9 +236,10 @@ def check_pack(run: PackRun, pack: DumpPack) -> None:
             f"{pack.files[0]}: holds no packed tensor of the batch's; expected input_ids, "
             "target_ids or position_ids [1,T/CP]"
         )
-    first = next(iter(shapes))
-    sizes = [shape.slots for shape in shapes[first]]
+    _note_missing(run, pack, shapes)
     vectors, agree = read_vectors(pack, run.files)
+    first = slots_by(shapes, vectors["cu_seqlens_padded"])
+    sizes = [shape.slots for shape in shapes[first]]
     whole = is_whole(pack, sizes, vectors, run.batch, run.geometry)
     outcome = check_layout(
         PackVectors(
@@ -262,6 +281,22 @@ def check_pack(run: PackRun, pack: DumpPack) -> None:
         good &= content.case.mismatches == 0
     good &= _check_rows(run, pack, outcome)
     outcome.settle(good and outcome.layout is not None)
+
+
+def _note_missing(run: PackRun, pack: DumpPack, shapes: Mapping[str, object]) -> None:
+    """Say which tensors the pack lacks: without tokens it is none, the rest it may do without."""
+    ids = "input_ids" in run.batch.token_aligned
+    for name, code in CODES.items():
+        if name in shapes or (not ids and name != "position_ids"):
+            continue
+        status: Status = "fail" if name == "input_ids" else "skip"
+        message = f"{pack.files[0].name} holds no {name}"
+        message += "; a pack holds its tokens" if status == "fail" else ": not checked"
+        run.note(pack.name, code, status, message, name)
+    if run.weights is not None and MASK not in shapes:
+        run.note(
+            pack.name, "OPD301", "skip", f"{pack.files[0].name} holds no {MASK}: not checked", MASK
+        )
 
 
 def _wrong_dtype(run: PackRun, pack: DumpPack, name: str) -> str | None:

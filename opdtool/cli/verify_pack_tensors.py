@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,19 @@ def packed_shape(files: DumpFiles, path: Path, name: str, token: tuple[int, ...]
             f"{path}: {name} has shape {list(info.shape)}; expected [1,T{extra}] or [T{extra}]"
         )
     return packed
+
+
+def slots_by(shapes: Mapping[str, Sequence[Packed]], padded: Tensor | None) -> str:
+    """The tensor whose slots are the pack's: the first with as many as the padded offsets say,
+    evenly shared by the ranks, else the first."""
+    end = None
+    if padded is not None and padded.numel() and not padded.is_floating_point():
+        end = int(padded.reshape(-1)[-1])
+    for name, pieces in shapes.items():
+        sizes = [piece.slots for piece in pieces]
+        if sum(sizes) == end and len(set(sizes)) == 1:
+            return name
+    return next(iter(shapes))
 
 
 def slot_reader(
