@@ -139,3 +139,42 @@ def test_the_commands_of_the_ci_recipes_pass_on_the_example_data(tmp_path: Path)
         assert shlex.split(command)[0] == "opdtool"
     assert (folder / "junit.xml").exists()
     assert (folder / "report.html").exists()
+
+
+def sh_blocks(page: str) -> list[str]:
+    return generate.fenced((generate.DOCS / page).read_text(), "sh")
+
+
+@pytest.mark.slow
+def test_the_tutorial_begins_in_a_folder_that_has_what_it_uses(
+    tmp_path: Path,
+) -> None:
+    (block,) = sh_blocks("tutorial.md")
+    (output,) = generate.run_commands([f"{{ {block.strip()}; }} > /dev/null; pwd; ls"], tmp_path)
+    where, *names = output.splitlines()
+    assert where == str(tmp_path / "first-steps")
+    data = {path.name for path in generate.workspace(tmp_path / "data").iterdir()}
+    text = "".join(generate.fenced((generate.DOCS / "tutorial.md").read_text(), "console"))
+    used = {name for name in data if name in text}
+    assert len(used) >= 5
+    assert used <= set(names)
+
+
+def test_completion_is_installed_as_the_page_says(tmp_path: Path) -> None:
+    (block,) = sh_blocks("configuration.md")
+    command = f"export HOME={shlex.quote(str(tmp_path))}; {block.strip()}"
+    (output,) = generate.run_commands([f"{command}; echo exit $?"], tmp_path)
+    assert output.splitlines()[-1] == "exit 0"
+    script = tmp_path / ".bash_completions" / "opdtool.sh"
+    assert "_OPDTOOL_COMPLETE" in script.read_text()
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+
+
+@pytest.mark.slow
+def test_the_commands_for_one_node_s_ranks_run_on_the_example_data(tmp_path: Path) -> None:
+    blocks = [block.strip() for block in sh_blocks("ranks.md") if "--nnodes" not in block]
+    assert len(blocks) >= 2
+    folder = generate.workspace(tmp_path / "data")
+    outputs = generate.run_commands([f"{block}; echo exit $?" for block in blocks], folder)
+    for block, output in zip(blocks, outputs, strict=True):
+        assert output.splitlines()[-1] == "exit 0", block + "\n" + output
