@@ -201,8 +201,10 @@ def test_many_short_runs_are_gathered_block_by_block() -> None:
     cu_padded = slow.cumulative([slow.pad_length(n, 4) for n in lengths])
     assert cu[-1] > 1 << 15  # more than are gathered at a time
     values = features(900, 60).to(torch.int32)
-    packed = pack_input_ids(values, cu, cu_padded, 1, 2, -1)
-    assert packed[0].tolist() == slow.pack(values.numpy(), cu, cu_padded, 1, 2, -1).tolist()
+    for place in ((0, 1), (1, 2)):  # two blocks, and one
+        packed = pack_input_ids(values, cu, cu_padded, *place, -1)
+        want = slow.pack(values.numpy(), cu, cu_padded, *place, -1)
+        assert packed[0].tolist() == want.tolist()
 
 
 def test_a_single_wide_token_is_packed_whole() -> None:
