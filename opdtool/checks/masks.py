@@ -33,6 +33,17 @@ MOST_WEIGHTS = 4096
 MOST_SAMPLED = 1 << 16
 
 
+class NotFiniteError(InputError):
+    """A mask of the batch's with a weight that is not finite; whoever knows the file adds it."""
+
+    def __init__(self, tensor: str, row: int) -> None:
+        super().__init__(
+            f"{tensor} has a value that is not finite in row {row}; a mask holds finite weights, "
+            "0 to leave a token out"
+        )
+        self.tensor, self.row = tensor, row
+
+
 @dataclass(slots=True)
 class Count:
     """How many slots break one rule, and the first of them: (pack slot, expected, actual)."""
@@ -76,7 +87,7 @@ def scan_mask(case: MaskCase) -> MaskScan:
     Sets ``case.mismatches`` and ``case.sample``.
 
     Raises:
-        InputError: the batch's own masks are not finite.
+        NotFiniteError: the batch's own masks are not finite.
     """
     scan = MaskScan(total=case.slots.total)
     if case.layout is None:
@@ -118,10 +129,7 @@ def _weights(case: MaskCase, rows: Ints, columns: slice | None = None) -> Tensor
     block = tokens.batch.read(tokens.name, neighbours(rows), columns)
     if block.is_floating_point() and not _finite(block):
         bad = int((~torch.isfinite(block)).any(dim=1).nonzero()[0])
-        raise InputError(
-            f"{tokens.name} of the batch has a value that is not finite in row {rows[bad]}; "
-            "a mask holds finite weights"
-        )
+        raise NotFiniteError(tokens.name, int(rows[bad]))
     if case.weights.given is not None:
         block = block * case.weights.given[torch.from_numpy(rows)].unsqueeze(-1)
     return block

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from opdtool.cli.batch_errors import naming_batch
 from opdtool.cli.geometry import GeometryOptions, pack_geometry
 from opdtool.cli.options import (
     CpOption,
@@ -158,7 +159,8 @@ def run(job: BuildMaskJob) -> BuiltMask:
         check_output(path, force=job.force)
     with open_batch(job.batch, rename=job.rename) as batch:
         batch.token_mask(slice(0, 0))  # there is one, and it is [B,S]
-        plan = plan_packs(batch.lengths, geometry, BinOptions(), drop_empty=job.drop_empty)
+        with naming_batch(batch):
+            plan = plan_packs(batch.lengths, geometry, BinOptions(), drop_empty=job.drop_empty)
         layout = plan.layout(0)
         if layout.total > np.iinfo(np.int32).max:
             raise InputError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opdtool.cli.batch_errors import naming_batch
 from opdtool.cli.geometry import GeometryOptions, pack_geometry
 from opdtool.cli.options import (
     Algorithm,
@@ -167,7 +168,8 @@ def run(job: PackJob, world: World) -> Report:
     geometry = pack_geometry(job.geometry)
     with open_batch(job.batch, rename=job.rename, row_aligned=job.row_aligned) as batch:
         contents = PackContents.of(batch)
-        plan = plan_packs(batch.lengths, geometry, job.bins, drop_empty=job.drop_empty)
+        with naming_batch(batch):
+            plan = plan_packs(batch.lengths, geometry, job.bins, drop_empty=job.drop_empty)
         hasher = InputHasher(batch.paths)
         with (
             OutputDir(job.output, force=job.force) as out,

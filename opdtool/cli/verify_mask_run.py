@@ -25,6 +25,7 @@ from opdtool.checks.masks_verdict import (
 from opdtool.checks.recipes_values import Cells, as_numbers
 from opdtool.checks.registry import check_name
 from opdtool.checks.strips import Ids, strip_of
+from opdtool.cli.batch_errors import naming_batch
 from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
@@ -56,7 +57,8 @@ class _Opened:
     def check(self, pack: DumpPack) -> Checked:
         """Check one pack."""
         dumped = _dumped(self.job, pack, self.files, self.batch, self.geometry)
-        return check_pack(dumped, self.batch, self.weights, self.geometry)
+        with naming_batch(self.batch):
+            return check_pack(dumped, self.batch, self.weights, self.geometry)
 
     @property
     def shared(self) -> dict[str, object]:

@@ -35,6 +35,7 @@ from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
 from opdtool.checks.recipes_values import Cells, Slots, as_keys
 from opdtool.checks.registry import check_name
 from opdtool.checks.strips import strip_of
+from opdtool.cli.batch_errors import naming_batch
 from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_mask_run import batch_ids, is_whole, mask_weights, read_vectors
@@ -355,7 +356,8 @@ def _check_mask(
         vectors={},
         whole=whole,
     )
-    found = check_mask(dumped, outcome, run.batch.width, run.weights, run.geometry)
+    with naming_batch(run.batch):
+        found = check_mask(dumped, outcome, run.batch.width, run.weights, run.geometry)
     run.masks.append(found)
     return found.case.mismatches == 0
 

@@ -16,6 +16,10 @@ _NAMED = 8
 """How many rows a refusal names before it counts the rest."""
 
 
+class RowsError(InputError):
+    """Rows that cannot be packed, by their number in the batch; whoever knows the file adds it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinOptions:
     """How rows are split into microbatches (contract 5.1); without ``max_tokens`` one pack."""
@@ -104,12 +108,12 @@ def plan_packs(
     """
     empty = np.flatnonzero(lengths == 0)
     if len(empty) and not drop_empty:
-        raise InputError(
+        raise RowsError(
             f"{_rows(empty)} of length 0 cannot be packed; leave them out with --drop-empty"
         )
     kept = np.flatnonzero(lengths > 0)
     if len(kept) == 0:
-        raise InputError("the batch has no rows with tokens; there is nothing to pack")
+        raise RowsError("the batch has no rows with tokens; there is nothing to pack")
     order, offsets = kept, np.array([0, len(kept)], dtype=np.int64)
     if bins.max_tokens is not None:
         order, offsets = _split(lengths, kept, geometry, bins)
@@ -155,7 +159,7 @@ def _split(
     long = np.flatnonzero(padded > capacity)
     if len(long):
         row = int(kept[long[0]])
-        raise InputError(
+        raise RowsError(
             f"row {row} has {lengths[row]} tokens, {padded[long[0]]} padded slots, more than the "
             f"{capacity} that --max-tokens {bins.max_tokens} leaves; raise it to at least "
             f"{geometry.padded_total(int(padded.max()))}"
