@@ -46,6 +46,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks/vocab_case", _DRAFT),
     ("checks/vocab_faults", _DRAFT),
     ("checks/vocab_fit", _DRAFT),
+    ("checks/vocab_ids", ("tests/checks/test_vocab_ids.py", *_DRAFT)),
     ("checks/vocab_logits", ("tests/cli/test_map_d2t.py",)),
     ("checks/layout", ("tests/checks/test_layout.py", *_MASKS, *_CONTENT)),
     (
