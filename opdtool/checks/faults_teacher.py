@@ -290,8 +290,10 @@ def _log_probs(sample: _Sample) -> Iterator[Proposal]:
     lse = sample.evidence.log_sum_exp(sample.spots)
     finite = sample.right.nan_to_num(0.0, 0.0, 0.0)
     most = max(float(finite.abs().max()), float(lse.abs().max()))
-    # The log-sum-exp was taken of logits that were rounded as the reference is.
-    slack = facts.relative * most + 2 * float(sample.allowed.nan_to_num(0.0, 0.0, 0.0).max())
+    # The log-sum-exps were taken of logits that were rounded, as the reference is or the output.
+    slack = (facts.relative + facts.output_eps) * most + 2 * float(
+        sample.allowed.nan_to_num(0.0, 0.0, 0.0).max()
+    )
     yield Proposal(
         "log-probs-not-logits",
         Variant(log_probs=True, slack=slack),

@@ -45,6 +45,8 @@ class Facts:
     precision: str
     relative: float
     accumulation: float
+    output_eps: float = 0.0
+    """Of the dtype that the rebuilt logits are rounded to before their log-sum-exp is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

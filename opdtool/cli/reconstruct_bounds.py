@@ -19,13 +19,30 @@ def plan_bound(
         return given_bound(rtol, atol)
     behind = (plan.scale is not None) + 3 * (plan.softcap is not None)
     operand, roundings = operand_rounding(plan)
-    return derived_bound(
+    bound = derived_bound(
         width=plan.width,
         reference=precision,
         roundings=1 + behind,
         operand=operand,
         operand_roundings=roundings,
         scale=plan.scale or 1.0,
+    )
+    if plan.reference is not None and plan.reference.dtype == torch.float16:
+        # Coarser values in a float16 file still lose what float16 cannot hold near zero.
+        least = torch.finfo(torch.float16)
+        smallest = least.smallest_normal * least.eps * max(1.0, plan.scale or 1.0)
+        bound = replace(bound, absolute=max(bound.absolute, smallest))
+    return bound
+
+
+def summing_order(plan: Plan) -> float:
+    """How far apart, in |x| * |w|, two sums in different orders are likely to be: an eighth of
+    what the bound allows. Only what they round to in a half precision is looked at with it."""
+    return (
+        derived_bound(
+            width=plan.width, reference=torch.float32, scale=plan.scale or 1.0
+        ).accumulation
+        / 8
     )
 
 

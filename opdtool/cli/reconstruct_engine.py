@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.cli.reconstruct_bounds import variant_bound
+from opdtool.cli.reconstruct_bounds import summing_order, variant_bound
 from opdtool.cli.reconstruct_files import Files, runs
 from opdtool.cli.reconstruct_plan import HeadAt, Plan
 from opdtool.cli.reconstruct_results import Extent, RankResult
@@ -132,13 +132,16 @@ class _Worker:
         )
         if plan.reference is not None and plan.bound is not None:
             bound = variant_bound(plan, variant)
-            reference = plan.precision or plan.reference.dtype
+            # What an intermediate dtype overflowed to is infinite in any other, too.
+            through = (plan.reference.dtype, plan.precision, plan.compute)
             self.result.comparison = Comparison(
                 count,
                 bound,
-                overflow=reference,
+                overflow=torch.float16 if torch.float16 in through else plan.reference.dtype,
                 device=device,
                 labels=torch.from_numpy(self.order),
+                output=plan.compute if right or bound.given else None,
+                order=summing_order(plan),
             )
         if plan.student is not None and right:
             self.result.divergence = DivergenceSums(count, device)
@@ -292,7 +295,8 @@ class _Worker:
 
     def _bounded(self) -> bool:
         bounds = (self.plan.bound, self.plan.score_bound)
-        return any(bound is not None and not bound.given for bound in bounds)
+        derived = any(bound is not None and not bound.given for bound in bounds)
+        return derived or (self.plan.bound is not None and self.plan.compute.itemsize < 4)
 
     def _prepared(self, hidden: Tensor, head: HeadAt) -> Tensor:
         """Hidden states as the head wants them: normed, if asked for, and cast."""

@@ -255,6 +255,7 @@ def _facts(plan: Plan, found: Compared) -> Facts:
         precision=str(precision).removeprefix("torch."),
         relative=plan.bound.relative,
         accumulation=plan.bound.accumulation,
+        output_eps=torch.finfo(plan.compute).eps if plan.compute.itemsize < 4 else 0.0,
     )
 
 

@@ -21,7 +21,7 @@ from opdtool.cli.reconstruct_find import (
 )
 from opdtool.cli.reconstruct_masks import scored_tokens, slot_weights
 from opdtool.cli.reconstruct_plan import HeadAt, Plan, Sharded, TensorAt
-from opdtool.core.compare import stored_precision
+from opdtool.core.compare import precision_behind
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints, as_offsets
@@ -316,7 +316,7 @@ def _with_logits(
             reference = replace(reference, gathered=True)
             _check_gathered(plan, reference)
         plan = replace(plan, reference=reference)
-        precision = _precision(reference)
+        precision = _precision(plan, reference)
         plan = replace(
             plan, precision=precision, bound=plan_bound(plan, precision, job.rtol, job.atol)
         )
@@ -372,10 +372,10 @@ def _check_gathered(plan: Plan, side: Sharded) -> None:
         )
 
 
-def _precision(reference: Sharded) -> torch.dtype:
-    """What the reference's values hold, from a few tokens."""
+def _precision(plan: Plan, reference: Sharded) -> torch.dtype:
+    """What the reference's values hold, or were made of, from a few tokens."""
     at = reference.files[0, 0]
-    if at.dtype in (torch.bfloat16, torch.float16):
+    if at.dtype == torch.bfloat16:
         return at.dtype
     B, S, V = at.shape
     with open_tensors([at.path]) as source:
@@ -385,4 +385,4 @@ def _precision(reference: Sharded) -> torch.dtype:
             for s in sorted({0, S // 3, S // 2, max(0, S - 2)}):
                 box = (slice(row, row + 1), slice(s, s + 1), slice(0, min(V, SAMPLE_COLUMNS)))
                 parts.append(source.read(at.name, *box).flatten())
-    return stored_precision(torch.cat(parts))
+    return precision_behind(torch.cat(parts), scale=plan.scale, softcap=plan.softcap)

@@ -100,7 +100,8 @@ def _notes(job: ReconstructJob, plan: Plan) -> list[str]:
         stored, holds = (
             str(dtype).removeprefix("torch.") for dtype in (plan.reference.dtype, plan.precision)
         )
-        notes.append(f"the reference is {stored}, but all that it holds is {holds}")
+        at = " or was made of" if plan.scale is not None or plan.softcap is not None else ""
+        notes.append(f"the reference is {stored}, but all that it holds{at} is {holds}")
     return notes
 
 

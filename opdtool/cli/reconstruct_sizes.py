@@ -60,9 +60,10 @@ def sizes_for(plan: Plan) -> Sizes:
 def is_wide(plan: Plan) -> bool:
     """Whether products are kept in float32 instead of being rounded to the head's dtype.
 
-    Only a comparison with a reference needs that; it costs about twice the time in bfloat16.
+    Only a comparison with a reference needs that, and what comes behind the product, which must
+    not be rounded twice; it costs about twice the time in bfloat16.
     """
-    return plan.reference is not None
+    return plan.reference is not None or plan.scale is not None or plan.softcap is not None
 
 
 class Room:

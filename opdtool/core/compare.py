@@ -101,15 +101,63 @@ def derived_bound(
 
 
 def stored_precision(values: Tensor) -> torch.dtype:
-    """The narrowest dtype that holds all of ``values`` exactly: a float32 file may hold
-    logits that were bfloat16 before they were widened. Zeros and infinities tell nothing."""
+    """The coarsest dtype that holds ``values`` exactly: a float32 or float16 file may hold
+    logits that were bfloat16 before. Zeros and infinities tell nothing, and a few wrong
+    values among many do not hide what the others are."""
     telling = values[values.isfinite() & (values != 0)]
-    if values.dtype in (torch.bfloat16, torch.float16) or len(telling) == 0:
+    if values.dtype == torch.bfloat16 or len(telling) == 0:
         return values.dtype
     for narrow in (torch.bfloat16, torch.float16):
-        if torch.equal(telling.to(narrow).to(values.dtype), telling):
+        if _nearly_all(telling.to(narrow).to(values.dtype) == telling):
             return narrow
     return values.dtype
+
+
+def precision_behind(
+    values: Tensor, *, scale: float | None = None, softcap: float | None = None
+) -> torch.dtype:
+    """The coarsest dtype that the logits had at any step of softcap(scale * logits).
+
+    A model may widen its logits before it transforms them: then what is recorded holds no
+    narrow numbers, but what it was made of did. Each step is undone, in float64, where that
+    moves a rounding of what is recorded by much less than a narrow number's spacing.
+    """
+    found = stored_precision(values)
+    if values.dtype.itemsize < 4 or found != values.dtype or (scale is None and softcap is None):
+        return found
+    recorded = values[values.isfinite() & (values != 0)].double()
+    steps: list[tuple[Tensor, Tensor]] = []
+    step, off = recorded, recorded.abs() * (8 * torch.finfo(values.dtype).eps)
+    if softcap is not None:
+        step, off = step / softcap, off / softcap
+        steps.append((step, off))
+        # Nothing can be told of what a tanh has flattened.
+        steep = step.abs() < 0.99
+        step, off = step[steep], off[steep]
+        off = off / (1 - step.square())
+        step = step.atanh()
+        steps += [(step, off), (step * softcap, off * softcap)]
+        step, off = steps[-1]
+    if scale is not None:
+        steps.append((step / scale, off / scale))
+    for narrow in (torch.bfloat16, torch.float16):
+        if any(_on_grid(step, off, narrow) for step, off in steps):
+            return narrow
+    return values.dtype
+
+
+def _on_grid(values: Tensor, off: Tensor, dtype: torch.dtype) -> bool:
+    """Whether all values that can tell are within ``off`` of numbers of a dtype."""
+    size = values.abs()
+    spacing = torch.finfo(dtype).eps * size / 2
+    telling = (off < spacing / 16) & (size >= torch.finfo(dtype).smallest_normal)
+    apart = (values.to(dtype).double() - values).abs()
+    return bool(telling.any()) and _nearly_all((apart <= off)[telling])
+
+
+def _nearly_all(held: Tensor) -> bool:
+    """Whether at most one in ten does not."""
+    return 10 * int(held.sum()) >= 9 * len(held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +207,11 @@ class Comparison:
     ``recorded`` the running softmax sums (``recorded.lead`` gives KL(ref || a)), and the column
     of each one's greatest logit. ``worst`` is the greatest multiple of the bound per position.
     ``labels`` [slots] names the slots in places, where the order of comparing is another.
+
+    ``output`` is a dtype that the rebuilt logits are written in: all statistics, and a tolerance
+    that was given, are of what is written. A derived bound judges what is not rounded yet.
+    Which of two neighbours a logit rounds to may hang on the order of a sum: what is recorded
+    counts as rebuilt when a logit within ``order`` * |x| * |w| rounds to it.
     """
 
     def __init__(
@@ -170,10 +223,14 @@ class Comparison:
         device: torch.device | str = "cpu",
         places: int = 10,
         labels: Tensor | None = None,
+        output: torch.dtype | None = None,
+        order: float = 0.0,
     ) -> None:
         self.bound = bound
+        self.output = output if output is not None and output.itemsize < 4 else None
+        self.order = order
         self.overflow = overflow
-        """The dtype of the reference where it may overflow (float16), to overflow alike."""
+        """What the recorded logits went through where that may overflow (float16)."""
         self.absolute, self.relative, self.multiple = Greatest(), Greatest(), Greatest()
         self.total = self.mismatches = 0
         self.first: list[Place] = []
@@ -222,12 +279,10 @@ class Comparison:
     ) -> None:
         at = slice(start, start + len(a))
         ref = self._scratch("ref", a).copy_(reference)
-        error = torch.sub(a, ref, out=self._scratch("error", a))
-        high, low = error.amax(dim=-1), error.amin(dim=-1)
-        measured = ref
-        if not bool((high - low).isfinite().all()):
-            error, measured = self._with_infinities(a, ref, reference.dtype)
-            high, low = error.amax(dim=-1), error.amin(dim=-1)
+        whole = a
+        if self.output is not None:
+            a = self._written(a, ref, norms, part, self.output)
+        error, measured, high, low = self._error("error", a, ref)
         self.total += a.numel()
         locate = _Locator(start, column, a, ref, self.labels)
         self._offer(self.absolute, error, high, low, locate)
@@ -237,7 +292,10 @@ class Comparison:
         self._offer(self.relative, ratio, ratio.amax(dim=-1), ratio.amin(dim=-1), locate)
 
         allowed = self._allowed(size, norms, part)
-        torch.div(error, allowed, out=ratio)
+        judged = error
+        if whole is not a and not self.bound.given:
+            judged = self._error("judged", whole, ref)[0]
+        torch.div(judged, allowed, out=ratio)
         most, least = ratio.amax(dim=-1), ratio.amin(dim=-1)
         worst = self._offer(self.multiple, ratio, most, least, locate)
         self.worst[at] = torch.maximum(self.worst[at], worst)
@@ -259,9 +317,34 @@ class Comparison:
             size.addcmul_(norms.rows4[part, None] * bound.operand, norms.columns4[None])
         return size
 
-    def _with_infinities(self, a: Tensor, ref: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _written(
+        self, a: Tensor, ref: Tensor, norms: RowsAndColumns, part: slice, dtype: torch.dtype
+    ) -> Tensor:
+        """The logits as they are written: of all that ``a`` may round to, the nearest to ref."""
+        out = self._scratch("written", a)
+        if norms.rows is None or norms.columns is None or self.order == 0:
+            return out.copy_(a.to(dtype))
+        off = torch.mul(norms.rows[part, None] * self.order, norms.columns[None], out=out)
+        high, low = (a + off).to(dtype), (a - off).to(dtype)
+        torch.minimum(ref, self._scratch("size", a).copy_(high), out=out)
+        torch.maximum(out, self._scratch("size", a).copy_(low), out=out)
+        out.copy_(out.to(dtype))
+        if not bool(out.sum().isfinite()):
+            out = torch.where(out.isfinite(), out, torch.where(ref == out, out, a.to(dtype)))
+        return out
+
+    def _error(self, name: str, a: Tensor, ref: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """a - ref, the magnitudes it is relative to, and its extremes of each row."""
+        error, measured = torch.sub(a, ref, out=self._scratch(name, a)), ref
+        high, low = error.amax(dim=-1), error.amin(dim=-1)
+        if not bool((high - low).isfinite().all()):
+            error, measured = self._with_infinities(a, ref)
+            high, low = error.amax(dim=-1), error.amin(dim=-1)
+        return error, measured, high, low
+
+    def _with_infinities(self, a: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
         """The error where something is not finite: 0 where both agree, else infinite."""
-        as_stored = a.to(dtype).to(a.dtype) if dtype == self.overflow else a
+        as_stored = a if self.overflow is None else a.to(self.overflow).to(a.dtype)
         same = (a == ref) | (ref.isinf() & (as_stored == ref))
         error = torch.where(same, 0.0, a - ref)
         return error.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), (
