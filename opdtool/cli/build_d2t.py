@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opdtool.cli.options import (
+    DeviceOption,
     ExitZeroOption,
     ForceOption,
     Format,
@@ -72,6 +73,7 @@ def command(
     ] = "",
     rename: RenameOption = [],  # noqa: B006
     force: ForceOption = False,
+    device: DeviceOption = "auto",
     max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
     report: ReportOption = [],  # noqa: B006
@@ -82,6 +84,7 @@ def command(
 
     Ties go to the lower id. --sweep shows what share of the tokens each size keeps.
     """
+    from opdtool.cli.device import resolve_device
     from opdtool.cli.emit import Output, emit
 
     to = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
@@ -96,6 +99,7 @@ def command(
         rename=parse_renames(rename),
         force=force,
         max_memory=parse_size(max_memory),
+        device=str(resolve_device(device)),
     )
     emit(run(job), to)
 
@@ -127,6 +131,7 @@ class BuildJob:
     rename: Mapping[str, str] = field(default_factory=dict)
     force: bool = False
     max_memory: int = 1 << 30
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.draft_vocab_size is None and self.output and self.sweep:
@@ -158,6 +163,7 @@ def run(job: BuildJob) -> Report:
         everything=job.everything,
         rename=job.rename,
         max_memory=job.max_memory,
+        device=job.device,
     )
     counted.require_any()
 

@@ -30,12 +30,13 @@ SLICE = 2 << 20
 class Counted:
     """What was counted, over all sources.
 
-    ``counts`` [V]; ``files`` those that were read; ``rows`` of batches; ``real`` tokens in
-    them, whatever the masks say; ``outside`` ids that are no ids of the vocabulary, the first
-    of them in ``places``.
+    ``counts`` [V], made on ``device``; ``files`` those that were read; ``rows`` of batches;
+    ``real`` tokens in them, whatever the masks say; ``outside`` ids that are no ids of the
+    vocabulary, the first of them in ``places``.
     """
 
     counts: Tensor
+    device: str = "cpu"
     files: list[Path] = field(default_factory=list)
     rows: int = 0
     real: int = 0
@@ -96,6 +97,7 @@ def count_sources(
     everything: bool = False,
     rename: Mapping[str, str] | None = None,
     max_memory: int = 1 << 30,
+    device: str = "cpu",
 ) -> Counted:
     """Counts over batch files and counts vectors, added up.
 
@@ -124,7 +126,7 @@ def count_sources(
         raise InputError("batch files do not tell the vocabulary size; give --vocab-size")
     if V > 1 << 31:
         raise InputError(f"--vocab-size {V} is more than token ids can count, which is {1 << 31}")
-    found = Counted(counts=torch.zeros(V, dtype=torch.int64), files=files)
+    found = Counted(counts=torch.zeros(V, dtype=torch.int64), device=device, files=files)
     with progress("counting", sum(_size(file) for file in files), of_bytes=True) as advance:
         for file in files:
             if file in vectors:
@@ -273,7 +275,7 @@ def _count_rows(
 
     from opdtool.core.counting import MOST_STRAYS, TokenCounter, trained
 
-    counter = TokenCounter(len(found.counts))
+    counter = TokenCounter(len(found.counts), found.device)
     sample_mask = None if everything else batch.sample_mask()
     if not everything:
         batch.token_mask(slice(0, 0))  # refuses what is not [B, S]

@@ -22,13 +22,13 @@ class TokenCounter:
     ``strays`` holds the first few as (row, column, id).
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         if vocab_size < 1:
             raise InputError(f"a vocabulary of {vocab_size} ids has nothing to count")
         self.vocab_size = vocab_size
         self.outside = 0
         self.strays: list[tuple[int, int, int]] = []
-        self._counts = torch.zeros(vocab_size, dtype=torch.int64)
+        self._counts = torch.zeros(vocab_size, dtype=torch.int64, device=device)
         self._pending = np.empty(PENDING, dtype=np.int64)
         self._filled = 0
 
@@ -36,7 +36,7 @@ class TokenCounter:
     def counts(self) -> Tensor:
         """[V] int64."""
         self._count_pending()
-        return self._counts
+        return self._counts.cpu()
 
     def add(self, ids: Tensor, keep: Tensor, *, first_row: int = 0) -> None:
         """Count the ids [R, S] where ``keep`` [R, S] is true.
@@ -60,7 +60,7 @@ class TokenCounter:
         self._filled += len(found)
 
     def _count_pending(self) -> None:
-        ids = torch.from_numpy(self._pending[: self._filled])
+        ids = torch.from_numpy(self._pending[: self._filled]).to(self._counts.device)
         self._counts += torch.bincount(ids, minlength=self.vocab_size)
         self._filled = 0
 

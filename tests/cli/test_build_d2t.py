@@ -393,3 +393,11 @@ def test_where_nothing_was_counted_the_advice_can_help(cli: Cli, tmp_path: Path)
             assert "no token was counted" in done.err
             assert said in done.err
             assert ("--count all" in done.err) == (name == "masked.safetensors")
+
+
+def test_a_device_that_is_not_there_is_refused(cli: Cli, fixtures: Path, tmp_path: Path) -> None:
+    argv = ["--draft-vocab-size", 32, "--vocab-size", 320, "-o", tmp_path / "d.safetensors"]
+    assert cli("build-d2t", fixtures / "batch.safetensors", *argv, "--device", "cpu").status == 0
+    done = cli("build-d2t", fixtures / "batch.safetensors", *argv, "--force", "--device", "tpu")
+    assert done.status == 2
+    assert "auto, cpu, cuda" in done.err
