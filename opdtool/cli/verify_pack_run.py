@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -25,21 +25,20 @@ from opdtool.checks.content_verdict import (
     diagnose_packs,
     follows_padding,
 )
-from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.layout import check_layout
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.masks import neighbours
-from opdtool.checks.masks_findings import MaskFindings, MaskPack
+from opdtool.checks.masks_findings import MaskFindings
 from opdtool.checks.masks_sample import sample_slots
 from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
 from opdtool.checks.recipes_values import Cells, Slots, as_keys
-from opdtool.checks.registry import check_name
 from opdtool.checks.strips import strip_of
 from opdtool.cli.batch_errors import naming_batch
 from opdtool.cli.geometry import pack_geometry
 from opdtool.cli.ranked import interleaved, pack_up, unpack_with
 from opdtool.cli.verify_mask_run import batch_ids, is_whole, mask_weights, read_vectors
 from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
+from opdtool.cli.verify_pack_found import PackRun
 from opdtool.cli.verify_pack_tensors import (
     Packed,
     as_floats,
@@ -49,8 +48,7 @@ from opdtool.cli.verify_pack_tensors import (
     slots_by,
 )
 from opdtool.core.errors import InputError
-from opdtool.core.layout import PackGeometry
-from opdtool.findings import Finding, Report, Section, Status
+from opdtool.findings import Report, Section, Status
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.tensors import TORCH_DTYPES, check_renames
 
@@ -68,43 +66,6 @@ MASK = "draft_token_mask"
 WIDE = frozenset({"F64", "I64", "U64", "I32", "U32"})
 """Dtypes whose values float32 does not hold."""
 NOT_CONTENT = (MASK, "cu_seqlens", "cu_seqlens_padded", "sequence_index", "input_lengths")
-
-
-@dataclass(slots=True, kw_only=True)
-class PackRun:
-    """The work on one dump: what is read from, and what was found so far."""
-
-    files: DumpFiles
-    batch: Batch
-    geometry: PackGeometry
-    weights: MaskWeights | None
-    outcomes: list[tuple[str, LayoutOutcome]] = field(default_factory=list)
-    tensors: dict[str, list[ContentPack]] = field(default_factory=dict)
-    masks: list[MaskPack] = field(default_factory=list)
-    loose: dict[str, list[Finding]] = field(default_factory=dict)
-    unknown: set[str] = field(default_factory=set)
-
-    def note(self, pack: str, code: str, status: Status, message: str, tensor: str) -> None:
-        """A finding on one pack that is merged with those of the others."""
-        finding = Finding(
-            code=code, name=check_name(code), status=status, message=message, tensor=tensor
-        )
-        self.loose.setdefault(pack, []).append(finding)
-
-    def absorb(self, other: PackRun) -> None:
-        """Take in what was found on further packs."""
-        self.outcomes += other.outcomes
-        for tensor, packs in other.tensors.items():
-            self.tensors.setdefault(tensor, []).extend(packs)
-        self.masks += other.masks
-        for pack, findings in other.loose.items():
-            self.loose.setdefault(pack, []).extend(findings)
-        self.unknown |= other.unknown
-
-    @property
-    def shared(self) -> dict[str, object]:
-        """What verdicts refer to and each process has for itself."""
-        return {"files": self.files, "batch": self.batch, "weights": self.weights or "no weights"}
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+"""What is read from while a dump is verified, and what was found in its packs so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opdtool.checks.content_verdict import ContentPack
+from opdtool.checks.hypotheses import MaskWeights
+from opdtool.checks.layout_outcome import LayoutOutcome
+from opdtool.checks.masks_findings import MaskPack
+from opdtool.checks.registry import check_name
+from opdtool.cli.verify_pack_files import DumpFiles
+from opdtool.core.layout import PackGeometry
+from opdtool.findings import Finding, Status
+from opdtool.io.batch import Batch
+
+
+@dataclass(slots=True, kw_only=True)
+class PackRun:
+    """The work on one dump: what is read from, and what was found so far."""
+
+    files: DumpFiles
+    batch: Batch
+    geometry: PackGeometry
+    weights: MaskWeights | None
+    outcomes: list[tuple[str, LayoutOutcome]] = field(default_factory=list)
+    tensors: dict[str, list[ContentPack]] = field(default_factory=dict)
+    masks: list[MaskPack] = field(default_factory=list)
+    loose: dict[str, list[Finding]] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+
+    def note(self, pack: str, code: str, status: Status, message: str, tensor: str) -> None:
+        """A finding on one pack that is merged with those of the others."""
+        finding = Finding(
+            code=code, name=check_name(code), status=status, message=message, tensor=tensor
+        )
+        self.loose.setdefault(pack, []).append(finding)
+
+    def absorb(self, other: PackRun) -> None:
+        """Take in what was found on further packs."""
+        self.outcomes += other.outcomes
+        for tensor, packs in other.tensors.items():
+            self.tensors.setdefault(tensor, []).extend(packs)
+        self.masks += other.masks
+        for pack, findings in other.loose.items():
+            self.loose.setdefault(pack, []).extend(findings)
+        self.unknown |= other.unknown
+
+    @property
+    def shared(self) -> dict[str, object]:
+        """What verdicts refer to and each process has for itself."""
+        return {"files": self.files, "batch": self.batch, "weights": self.weights or "no weights"}
