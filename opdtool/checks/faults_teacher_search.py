@@ -35,8 +35,13 @@ def column_shifts(evidence: Evidence, spots: Spots, columns: Ints) -> Iterator[i
         return
     made, _ = evidence.variant(spots, columns, Variant())
     recorded = evidence.recorded(spots, columns)
-    made, recorded = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (made, recorded))
-    made, recorded = (t - t.mean(dim=-1, keepdim=True) for t in (made, recorded))
+    made, recorded = made.double().nan_to_num(0.0, 0.0, 0.0), recorded.double()
+    # What fell off at an edge may be anything: only what could have been made is looked at.
+    low, high = made.amin(dim=-1, keepdim=True), made.amax(dim=-1, keepdim=True)
+    margin = 0.05 * (high - low)
+    possible = (recorded >= low - margin) & (recorded <= high + margin)
+    middle = made.median(dim=-1, keepdim=True)[0]
+    made, recorded = made - middle, torch.where(possible, recorded - middle, 0.0)
     length = 2 * size
     both = torch.fft.rfft(made, length) * torch.fft.rfft(recorded, length).conj()
     product = torch.fft.irfft(both, length).sum(dim=0)
@@ -86,9 +91,18 @@ def position_shifts(evidence: Evidence, columns: Ints) -> Iterator[int]:
             for at in every[fits.numpy()].tolist()[:64]:
                 if at != position:
                     votes[at - position] = votes.get(at - position, 0) + 1
+    lengths = np.asarray([evidence.length(unit) for unit in range(facts.units)])
+    votes = {shift: count for shift, count in votes.items() if _overlaps(lengths, shift)}
     best = sorted(votes, key=lambda shift: (-votes[shift], abs(shift), -shift))[:CANDIDATES]
     # What went round an end is shifted both ways: the way that shares more positions is meant.
     yield from sorted(best, key=lambda shift: (abs(shift), -shift))
+
+
+def _overlaps(lengths: Ints, shift: int) -> bool:
+    """Whether more than half of all positions, and two of some unit, are still there when all
+    are shifted: any order of a few positions is a shift of one of them."""
+    shared = (lengths - abs(shift)).clip(0)
+    return 2 * int(shared.sum()) > int(lengths.sum()) and int(shared.max(initial=0)) > 1
 
 
 def cp_order(evidence: Evidence, columns: Ints) -> tuple[int, ...] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from opdtool.cli.reconstruct_plan import HeadAt, NormAt, Sharded, TensorAt
 from opdtool.core.errors import InputError
 from opdtool.io.checkpoints import (
+    HEAD,
+    NORMS,
     Checkpoint,
     HeadSpec,
     find_head,
@@ -44,8 +47,11 @@ def find_heads(
     *,
     eps: float | None,
     offset: float,
+    rename: Mapping[str, str],
+    used: set[str],
 ) -> dict[int, HeadAt]:
-    """Every head with its norms, by teacher.
+    """Every head with its norms, by teacher. A head or norm without a key of its own may be
+    renamed; renames that were found are added to ``used``.
 
     Raises:
         InputError: a tensor that is not there, or a norm for a teacher that has no head.
@@ -53,7 +59,7 @@ def find_heads(
     heads: dict[int, HeadAt] = {}
     for spec in specs:
         with open_checkpoint(spec.path) as checkpoint:
-            name = find_head(checkpoint, spec.key)
+            name = find_head(checkpoint, _key(checkpoint, spec, HEAD, rename, used))
             weight = tensor_at(checkpoint.source, name)
             beside = _norm(checkpoint, find_norm(checkpoint), eps, offset, DEFAULT_EPS)
         heads[spec.index] = HeadAt(index=spec.index, weight=weight, beside=beside)
@@ -65,10 +71,36 @@ def find_heads(
                 f"write --norm INDEX=PATH with the index of its head"
             )
         with open_checkpoint(spec.path) as checkpoint:
-            found = _norm(checkpoint, require_norm(checkpoint, spec.key), eps, offset, None)
+            key = _key(checkpoint, spec, NORMS[0], rename, used)
+            found = _norm(checkpoint, require_norm(checkpoint, key), eps, offset, None)
         head = heads[index]
         heads[index] = HeadAt(index=index, weight=head.weight, norm=found, beside=head.beside)
     return heads
+
+
+def _key(
+    checkpoint: Checkpoint,
+    spec: HeadSpec,
+    canonical: str,
+    rename: Mapping[str, str],
+    used: set[str],
+) -> str | None:
+    """The tensor to take: the one that is named with the path, else what a rename says."""
+    theirs = rename.get(canonical)
+    if spec.key is not None or theirs is None or theirs not in checkpoint.source:
+        return spec.key
+    used.add(canonical)
+    return theirs
+
+
+@contextmanager
+def naming(*what: object) -> Iterator[None]:
+    """Say which file a refusal is about, where what refuses knows of none."""
+    try:
+        yield
+    except InputError as error:
+        named = ", ".join(dict.fromkeys(str(one) for one in what[:4]))
+        raise InputError(f"{named}: {error}") from error
 
 
 def _norm(

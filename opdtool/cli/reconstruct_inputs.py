@@ -16,6 +16,7 @@ from opdtool.cli.reconstruct_find import (
     find_sharded,
     integers,
     meta,
+    naming,
     shard_sizes,
     tensor_at,
 )
@@ -87,7 +88,7 @@ def make_plan(job: ReconstructJob) -> Plan:
         student = _recorded(job, "student", used)
         tp_size, cp_size = shard_sizes(job.tp, job.cp, job.reference, job.student)
         layout, grid, lengths = _layout(source, payload, job, cp_size)
-        heads, routes = _heads(source, payload, kind, job, lengths)
+        heads, routes = _heads(source, payload, kind, job, lengths, used)
         first = next(iter(heads.values()), None)
         vocabulary = first.weight.shape[0] if first else payload.shape[2]
         stored = first.weight.dtype if first else payload.dtype
@@ -211,10 +212,12 @@ def _layout(
     if "cu_seqlens_padded" not in source:
         raise InputError(f"{job.payload} holds no cu_seqlens_padded, which --packed needs")
     offsets = as_offsets(integers(source, "cu_seqlens_padded"))
-    layout = PackedLayout.from_cu_seqlens(offsets, offsets, cp_size=cp_size)
-    if layout.total < S:
+    with naming(job.payload, "cu_seqlens_padded"):
+        layout = PackedLayout.from_cu_seqlens(offsets, offsets, cp_size=cp_size)
+    if layout.total != S:
         raise InputError(
-            f"cu_seqlens_padded ends at {layout.total}, but {payload.name} has {S} slots"
+            f"{job.payload}: cu_seqlens_padded ends at {layout.total}, but {payload.name} has {S} "
+            "slots; the offsets must be those of this pack"
         )
     lengths = layout.padded_lengths
     if "cu_seqlens" in source:
@@ -242,6 +245,7 @@ def _heads(
     kind: str,
     job: ReconstructJob,
     lengths: Ints,
+    used: set[str],
 ) -> tuple[dict[int, HeadAt], Ints]:
     """The heads, and the teacher of every unit (of any, for logits: none is asked)."""
     units = len(lengths)
@@ -254,17 +258,29 @@ def _heads(
             f"{job.payload} holds hidden states: pass the teacher's output layer as "
             "--head [INDEX=]PATH[:KEY]"
         )
-    heads = find_heads(job.heads, job.norms, eps=job.norm_eps, offset=job.norm_offset)
+    heads = find_heads(
+        job.heads, job.norms, eps=job.norm_eps, offset=job.norm_offset, rename=job.rename, used=used
+    )
+    for head in heads.values():
+        if 0 in head.weight.shape:
+            raise InputError(
+                f"{head.weight.path}: {head.weight.name} has shape {list(head.weight.shape)}: "
+                "nothing to rebuild"
+            )
     if job.compute is not None:  # then it does not matter what they are stored in
-        check_heads(payload.shape[2], {i: meta(h.weight).to(job.compute) for i, h in heads.items()})
-        for index, head in heads.items():
-            check_multipliable(f"the head of teacher {index}", head.weight.dtype)
+        with naming(*(head.weight.path for head in heads.values())):
+            wanted = {i: meta(h.weight).to(job.compute) for i, h in heads.items()}
+            check_heads(payload.shape[2], wanted)
+            for index, head in heads.items():
+                check_multipliable(f"the head of teacher {index}", head.weight.dtype)
     else:
-        check_heads(payload.shape[2], {i: meta(h.weight) for i, h in heads.items()})
+        with naming(*(head.weight.path for head in heads.values())):
+            check_heads(payload.shape[2], {i: meta(h.weight) for i, h in heads.items()})
     for head in heads.values():
         if head.norm is not None and head.norm.weight.shape != (payload.shape[2],):
             raise InputError(
-                f"the norm of teacher {head.index} has shape {list(head.norm.weight.shape)}, but "
+                f"{head.norm.weight.path}: the norm of teacher {head.index} has shape "
+                f"{list(head.norm.weight.shape)}, but "
                 f"the payload's width is {payload.shape[2]}"
             )
     word = "segment" if job.packed else "row"
@@ -275,14 +291,22 @@ def _heads(
                 f"{word} is whose"
             )
         return heads, np.full(units, next(iter(heads)), np.int64)
-    tags = integers(source, INDEX).reshape(-1).tolist()
+    tagged = integers(source, INDEX)
+    if tagged.ndim > 1 and tagged.shape != (units, 1):
+        raise InputError(
+            f"{job.payload}: {INDEX} has shape {list(tagged.shape)}; expected [{units}], one entry "
+            f"a {word}"
+        )
+    tags = tagged.reshape(-1).tolist()
     if job.packed and tags and len(tags) == units - 1 and lengths[-1] == 0:
         tags.append(tags[0])  # a tail segment holds no tokens: any head will do
     if len(tags) != units:
         raise InputError(
-            f"{INDEX} has {len(tags)} entries for {units} {word}s; expected one a {word}"
+            f"{job.payload}: {INDEX} has {len(tags)} entries for {units} {word}s; expected one a "
+            f"{word}"
         )
-    check_routes(tags, heads, word=word)
+    with naming(job.payload):
+        check_routes(tags, heads, word=word)
     return heads, np.asarray(tags, np.int64)
 
 
@@ -292,7 +316,12 @@ def _draft(path: Path, vocabulary: int, rename: Mapping[str, str], used: set[str
     used.update(mine)
     if found.d2t is None:
         raise InputError(f"--d2t {path} holds no d2t")
-    ids = ids_from_d2t(found.d2t, vocabulary)
+    if found.d2t.numel() == 0:
+        raise InputError(f"--d2t {path}: d2t is empty: nothing to rebuild")
+    try:
+        ids = ids_from_d2t(found.d2t, vocabulary)
+    except InputError as error:
+        raise InputError(f"--d2t {path}: {error}") from error
     return as_offsets(ids)
 
 
@@ -331,10 +360,16 @@ def _with_logits(
             )
         plan = replace(plan, student=student)
     if not plan.own_windows and plan.columns % plan.tp_size:
-        name = "vocabulary" if plan.draft is None else "draft vocabulary"
+        name = "vocabulary" if plan.draft is None else f"draft vocabulary of --d2t {job.d2t}"
+        advice = (
+            "pad it with --pad-vocab-to-multiple-of"
+            if plan.draft is None
+            else f"take a --tp that divides {plan.columns}, or build a map of a multiple of "
+            f"{plan.tp_size}"
+        )
         raise InputError(
             f"the {name} of {plan.columns} columns is not divisible by TP {plan.tp_size} "
-            f"(remainder {plan.columns % plan.tp_size}); pad it with --pad-vocab-to-multiple-of"
+            f"(remainder {plan.columns % plan.tp_size}); {advice}"
         )
     if job.output is not None and plan.own_windows:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 
 from opdtool.checks import teacher as checks
 from opdtool.checks.faults_teacher import diagnose
+from opdtool.cli.device import resolve_device
 from opdtool.cli.progress import progress
 from opdtool.cli.reconstruct_engine import run_rank
 from opdtool.cli.reconstruct_evidence import FileEvidence, Left
@@ -25,6 +26,7 @@ from opdtool.cli.reconstruct_report import make_report
 from opdtool.cli.reconstruct_results import RankResult
 from opdtool.core.rebuild import Variant
 from opdtool.findings import Diagnosis, Finding, Report
+from opdtool.io.background import workers
 from opdtool.io.hashing import sha256_file, sha256_tensor
 from opdtool.io.manifest import Manifest, ManifestInput, has_manifest, make_manifest, read_manifest
 from opdtool.io.outdir import OutputDir, OutputPart
@@ -40,12 +42,13 @@ def run(job: ReconstructJob) -> Report:
     Raises:
         InputError: whatever cannot be right about the inputs, or an output in the way.
     """
+    resolve_device(job.device)  # refuses what is none, before any rank looks for it
     tp_size, cp_size = shard_sizes(job.tp, job.cp, [*job.reference], [*job.student])
     with open_ranks(
         job.ranks, tp_size=tp_size, cp_size=cp_size, timeout=job.timeout, device=job.device
     ) as ranks:
         if job.output is not None:
-            check_output(job.output, force=job.force, directory=True)
+            check_output(job.output, force=job.force, directory=True, inputs=_inputs(job))
         plan = make_plan(job)
         manifest = _manifest(job)
         with _hashed(job, plan, manifest) as hashes:
@@ -54,6 +57,13 @@ def run(job: ReconstructJob) -> Report:
         parts = merge_ranks(results)
         diagnosis = _diagnosis(ranks, plan, parts)
         return make_report(job, plan, parts, identity, diagnosis)
+
+
+def _inputs(job: ReconstructJob) -> list[Path]:
+    """Everything that is read, which no output may replace."""
+    specs = [*job.heads, *job.norms.values()]
+    single = [job.payload, *(p for p in (job.d2t, job.logprobs) if p is not None)]
+    return [*single, *(spec.path for spec in specs), *job.reference, *job.student, *job.batch]
 
 
 def _diagnosis(ranks: Ranks, plan: Plan, parts: Sequence[Part]) -> tuple[Diagnosis, ...]:
@@ -232,24 +242,31 @@ def _extra(plan: Plan) -> dict[str, object]:
 
 
 class _Hashes:
-    """Hashes of heads and other inputs, computed in a thread beside the work."""
+    """Hashes of heads and other inputs, computed in threads beside the work."""
 
-    def __init__(self, plan: Plan, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
+    def __init__(self, plan: Plan) -> None:
         self._jobs: list[tuple[str, str, int | None, str | None, Future[str]]] = []
         self.heads: dict[int, Future[str]] = {}
         for index, head in sorted(plan.heads.items()):
             self.heads[index] = self._tensor(head.weight, "head", index)
 
-    def add_rest(self, plan: Plan, d2t: Path | None) -> None:
+    def add_rest(self, plan: Plan, payload: Path, d2t: Path | None) -> None:
         """The inputs of an output: norms, payload, map."""
         for index, head in sorted(plan.heads.items()):
             if head.norm is not None:
                 self._tensor(head.norm.weight, "norm", index)
-        for path, role in ((plan.payload.path, "payload"), (d2t, "d2t")):
-            if path is not None and path.is_file():
-                future = self._pool.submit(sha256_file, path)
-                self._jobs.append((path.name, role, None, None, future))
+        for path, role in ((payload, "payload"), (d2t, "d2t")):
+            if path is not None:
+                # A directory of them is its files: each is bound by itself.
+                files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+                for file in files:
+                    future = workers().submit(sha256_file, file)
+                    self._jobs.append((file.name, role, None, None, future))
+
+    def cancel(self) -> None:
+        """Hash nothing more: what has not begun is not wanted."""
+        for *_, future in self._jobs:
+            future.cancel()
 
     def inputs(self) -> list[ManifestInput]:
         """Everything hashed, as the manifest lists it."""
@@ -259,7 +276,7 @@ class _Hashes:
         ]
 
     def _tensor(self, at: TensorAt, role: str, index: int) -> Future[str]:
-        future = self._pool.submit(_tensor_hash, at)
+        future = workers().submit(_tensor_hash, at)
         self._jobs.append((at.path.name, role, index, at.name, future))
         return future
 
@@ -269,14 +286,13 @@ def _hashed(job: ReconstructJob, plan: Plan, manifest: Manifest | None) -> Itera
     if job.output is None and manifest is None:
         yield None
         return
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="opdtool-hash")
+    hashes = _Hashes(plan)
     try:
-        hashes = _Hashes(plan, pool)
         if job.output is not None:
-            hashes.add_rest(plan, job.d2t)
+            hashes.add_rest(plan, job.payload, job.d2t)
         yield hashes
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        hashes.cancel()
 
 
 def _tensor_hash(at: TensorAt) -> str:
