@@ -106,6 +106,20 @@ def heed_interrupts() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         _heeded.append(True)
         signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = _unraisable
+
+
+def _unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt that comes inside a callback of the interpreter is swallowed there, with a
+    traceback: say nothing, and send it once more when the callback is over."""
+    if lost.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(lost)
+        return
+    from threading import Timer
+
+    again = Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def was_interrupted() -> bool:

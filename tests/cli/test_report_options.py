@@ -331,3 +331,23 @@ def test_a_terminal_gets_colour_and_folding_and_whole_names(tmp_path: Path) -> N
     plain = terminal(argv, NO_COLOR="1")
     assert "\x1b[" not in plain
     assert name in plain
+
+
+def test_an_interrupt_that_a_callback_swallows_comes_again() -> None:
+    code = (
+        "import os, signal, sys, time, weakref\n"
+        "from opdtool.cli import start\n"
+        "class Thing: pass\n"
+        "def body():\n"
+        "    start.heed_interrupts()\n"
+        "    thing = Thing()\n"
+        "    ref = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
+        "    del thing\n"
+        "    time.sleep(30)\n"
+        "start._main = body\n"
+        "start.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -33,7 +33,7 @@ def drop_capabilities() -> None:
 
 def child(request: dict[str, Any], out: int, err: int) -> None:
     """The command, in the fork."""
-    from opdtool.cli.main import main
+    from opdtool.cli.start import main
 
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
