@@ -18,6 +18,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import signal
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -130,11 +131,11 @@ class Target:
         self._aside = self._sibling(f"old-{token}")
         self._lock_path = self._sibling("lock")
         self._lock = -1
-        with writing(self.shown):
-            os.makedirs(self.path.parent, exist_ok=True)
-            self._take_lock()
         try:
             with writing(self.shown):
+                os.makedirs(self.path.parent, exist_ok=True)
+                with _undisturbed():
+                    self._take_lock()
                 if self._lock >= 0:
                     self._sweep()
             check_output(self.shown, force=force, directory=directory)
@@ -235,11 +236,22 @@ class Target:
         """Remove what was not moved in, and let the next run have the name."""
         with contextlib.suppress(OSError):
             remove(self.temporary)
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            with contextlib.suppress(OSError):
-                os.unlink(self._lock_path)
-            os.close(lock)
+        with _undisturbed():
+            lock, self._lock = self._lock, -1
+            if lock >= 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._lock_path)
+                os.close(lock)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that end a run wait: a lock is taken or given back whole, or not at all."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _same(handle: int, path: Path) -> bool:

@@ -131,7 +131,7 @@ def test_every_fault_of_a_pack_is_detected_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_fault_of_a_pack_is_detected_and_named_in_many_worlds(tmp_path: Path) -> None:
-    expect_named(range(100, 160), tmp_path)
+    expect_named(range(100, 130), tmp_path)
 
 
 def expect_no_alarm(worlds: int, start: int, folder: Path) -> None:

@@ -117,6 +117,9 @@ def is_earlier(world: World, first: str, name: str, dump: Dump, vectors: bool) -
     if first == "cp-rank-swapped":  # in any order of the ranks
         right = sorted(shard.tolist() for shard in slow.right(world).shards)
         return right == sorted(shard.tolist() for shard in dump.shards)
+    if (first, name) == ("tail-not-clamped", "cu-seqlens-padded-twice"):
+        # Where the last segment alone is padded, its length with all padding is that vector.
+        return world.lengths[:-1] == world.padded[: len(world.lengths) - 1]
     return any(same(dump, other, vectors) for other in MASK_FAULTS[first](world))
 
 
@@ -160,7 +163,7 @@ def test_every_fault_is_detected_and_named_in_random_worlds() -> None:
 
 @pytest.mark.slow
 def test_every_fault_is_detected_and_named_in_many_random_worlds() -> None:
-    expect_all_named(tally(600, start=1000))
+    expect_all_named(tally(250, start=1000))
 
 
 def correct_dumps(count: int, start: int) -> Iterator[tuple[World, Verdict]]:
