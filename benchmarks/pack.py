@@ -67,7 +67,18 @@ def measure(batch: Path, folder: Path, more: list[str]) -> tuple[float, float]:
     for _ in range(3):
         shutil.rmtree(folder / "packs", ignore_errors=True)
         shutil.rmtree(folder / "copies", ignore_errors=True)
-        argv: list[str | Path] = ["-m", "opdtool", "pack", batch, "-o", folder / "packs", "--cp", "2", *more, "-q"]
+        argv: list[str | Path] = [
+            "-m",
+            "opdtool",
+            "pack",
+            batch,
+            "-o",
+            folder / "packs",
+            "--cp",
+            "2",
+            *more,
+            "-q",
+        ]
         packed = run([sys.executable, *argv])
         assert packed.returncode == 0, packed.output
         # The start of the interpreter and of torch is not packing.

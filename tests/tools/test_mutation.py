@@ -88,7 +88,9 @@ def test_every_module_that_is_mapped_is_there_and_so_are_tests_for_it() -> None:
         assert tests, module
 
 
-def test_mutants_are_listed_in_the_same_order_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutants_are_listed_in_the_same_order_every_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = []
     for _ in range(2):
         assert main(["core/metrics", "--list"]) == 0
