@@ -95,20 +95,49 @@ class Files:
     ) -> Tensor:
         """[n, v] of recorded logits: for a rank's own slots, in the plan's columns."""
         plan = self.plan
+        if recorded.gathered and recorded.tp_size > 1:
+            return self._gathered(recorded, slots, unit, position, cp_rank, columns)
         shard = tp_rank if recorded.tp_size > 1 else 0
         at = recorded.files[shard, cp_rank if recorded.cp_size > 1 else 0]
-        if recorded.cp_size > 1:
-            flat = slots
-        else:
-            # A file of all positions is as wide as it is, whatever the plan pads to.
-            offsets = plan.layout.cu_seqlens_padded if plan.packed else None
-            flat = TokenGrid(width=at.shape[1], offsets=offsets).flat(unit, position)
+        flat = self._stored(recorded, at, slots, unit, position)
         if recorded.gathered and plan.draft is not None:
             return self.tokens(at, flat, plan.draft[columns])
         first = recorded.starts[shard]
         if isinstance(columns, slice):
             return self.tokens(at, flat, slice(columns.start - first, columns.stop - first))
         return self.tokens(at, flat, columns - first)
+
+    def _gathered(
+        self,
+        recorded: Sharded,
+        slots: Ints,
+        unit: Ints,
+        position: Ints,
+        cp_rank: int,
+        columns: slice | Ints,
+    ) -> Tensor:
+        """Draft columns out of shards of the whole vocabulary, each from the shard that has it."""
+        assert self.plan.draft is not None
+        wanted = self.plan.draft[columns]
+        owner = np.searchsorted(np.asarray(recorded.starts), wanted, side="right") - 1
+        out = torch.empty(len(slots), len(wanted), dtype=recorded.dtype)
+        for shard in np.unique(owner).tolist():
+            at = recorded.files[shard, cp_rank if recorded.cp_size > 1 else 0]
+            own = np.flatnonzero(owner == shard)
+            flat = self._stored(recorded, at, slots, unit, position)
+            values = self.tokens(at, flat, wanted[own] - recorded.starts[shard])
+            out[:, torch.from_numpy(own)] = values
+        return out
+
+    def _stored(
+        self, recorded: Sharded, at: TensorAt, slots: Ints, unit: Ints, position: Ints
+    ) -> Ints:
+        """The flat indices of a rank's slots in a file of recorded logits."""
+        if recorded.cp_size > 1:
+            return slots
+        # A file of all positions is as wide as it is, whatever the plan pads to.
+        offsets = self.plan.layout.cu_seqlens_padded if self.plan.packed else None
+        return TokenGrid(width=at.shape[1], offsets=offsets).flat(unit, position)
 
     def close(self) -> None:
         """Close all files."""

@@ -42,19 +42,26 @@ def slot_weights(
         mask = token.read("token_mask").to(torch.float64)
         sample = _first(sources, "sample_mask")
         factor = None if sample is None else sample.read("sample_mask").reshape(-1)
-        if plan.packed:
+        rows = plan.rows
+        if plan.packed and mask.numel() != plan.layout.total and mask.ndim == 2:
+            # The batch's own masks: one row a segment, none for those behind them.
+            rows = min(len(mask), plan.layout.num_segments)
+        elif plan.packed:
             packed = _filled(plan, mask.reshape(-1), "token_mask")
             if factor is not None and len(factor) == plan.layout.num_segments:
                 packed = packed * np.repeat(
                     factor.to(torch.float64).numpy(), plan.layout.padded_lengths
                 )
             return _rolled(plan.layout, packed) * _real(plan, plan.lengths), True
-        if mask.ndim != 2 or len(mask) != plan.rows:
+        if mask.ndim != 2 or len(mask) != rows:
             raise InputError(
-                f"token_mask has shape {list(mask.shape)}, but the payload has {plan.rows} rows of "
+                f"token_mask has shape {list(mask.shape)}, but the payload has {rows} rows of "
                 f"{plan.grid.width}; give the masks of the same batch"
             )
         weights = token_weights(mask, None if factor is None else factor.to(torch.float64))
+        behind = plan.layout.num_segments - len(weights)
+        short = max(0, int(plan.lengths.max(initial=0)) - weights.shape[1])
+        weights = torch.nn.functional.pad(weights, (0, short, 0, behind))
         real = PackedLayout.from_cu_seqlens(
             np.concatenate([[0], np.cumsum(plan.lengths)]).astype(np.int64),
             plan.layout.cu_seqlens_padded,

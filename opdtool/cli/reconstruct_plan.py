@@ -139,11 +139,9 @@ class Plan:
     def own_windows(self) -> bool:
         """Whether the reference's shards are cut otherwise than evenly from these columns."""
         reference = self.reference
-        if reference is None or reference.tp_size == 1:
+        if reference is None or reference.tp_size == 1 or reference.gathered:
             return False
-        return reference.uneven or reference.width != (
-            self.vocabulary if reference.gathered else self.columns
-        )
+        return reference.uneven or reference.width != self.columns
 
     @property
     def width(self) -> int:

@@ -158,3 +158,45 @@ def test_every_file_of_a_payload_directory_is_bound(cli: Cli, tmp_path: Path) ->
     bound = [one for one in inputs if one["role"] == "payload"]
     assert sorted(one["name"] for one in bound) == ["more.safetensors", "payload.safetensors"]
     assert len({one["sha256"] for one in bound}) == 2
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_shards_of_the_whole_vocabulary_are_cut_to_the_draft_columns(
+    cli: Cli, tmp_path: Path, tp: int
+) -> None:
+    logits, argv = model(tmp_path)
+    ids = torch.tensor([1, 2, 13, 20, 25, 31, 40, 47])
+    save(tmp_path / "map.safetensors", d2t=ids - torch.arange(8))
+    argv += ["--d2t", str(tmp_path / "map.safetensors"), "--reference", str(tmp_path / "ref")]
+    for wrong, status in ((0.0, 0), (1.0, 1)):
+        logits[1, 2, 31] += wrong
+        for rank, shard in enumerate(logits.chunk(tp, -1)):
+            name = f"teacher_logits.tp{rank}of{tp}.safetensors"
+            save(tmp_path / "ref" / name, teacher_logits=shard)
+        report = report_of(cli, *argv, status=status)
+        found = check(report, "logits-match")
+        assert found["total"] == 2 * 4 * 8
+        assert [place["column"] for place in found["first"]] == [31] * status
+
+
+def test_a_pack_takes_the_masks_of_its_batch(cli: Cli, tmp_path: Path) -> None:
+    logits, argv = model(tmp_path, B=1, S=12)
+    hidden = load_file(tmp_path / "payload.safetensors")["teacher_full_hidden_states"]
+    offsets, padded = torch.tensor([0, 3, 10]), torch.tensor([0, 4, 12])
+    save(
+        tmp_path / "payload.safetensors",
+        teacher_full_hidden_states=hidden,
+        cu_seqlens=offsets,
+        cu_seqlens_padded=padded,
+    )
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 1, 1]])
+    sample = torch.tensor([0.5, 2.0])
+    save(tmp_path / "batch.safetensors", token_mask=mask, sample_mask=sample)
+    save(tmp_path / "student.safetensors", student_logits=logits + torch.randn(logits.shape))
+    report = report_of(
+        cli, *argv, "--packed", "--student", tmp_path / "student.safetensors",
+        "--batch", tmp_path / "batch.safetensors",
+    )  # fmt: skip
+    # Tokens 1, 2 of the first row; 2, 3, 5, 6 of the second, whose eighth is not real.
+    assert report["stats"]["student"]["weight"] == 2 * 0.5 + 4 * 2.0
+    assert report["stats"]["student"]["positions"] == 6
