@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo      run the main job on the shipped example"
 	@echo "make test      run all tests but the slow ones"
-	@echo "make test-slow run the tests that take minutes"
+	@echo "make test-slow run the tests that take minutes (ONLY='a pattern of pytest -k')"
 	@echo "make check     ruff and mypy --strict"
 	@echo "make bench     the speed and memory table"
 	@echo "make fixtures  make the example data anew"
@@ -29,7 +29,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow"
 
 test-slow: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m slow $(if $(ONLY),-k "$(ONLY)")
 
 check: $(READY)
 	$(BIN)/ruff check .
