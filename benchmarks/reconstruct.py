@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.harness import Row, main, run
-from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
-from opdtool.cli.reconstruct_run import run as reconstruct
-from opdtool.cli.reconstruct_sizes import sizes_for
 from opdtool.io.checkpoints import HeadSpec
 from opdtool.io.writer import TensorFileWriter, TensorSpec, save_tensors
+from opdtool.jobs.reconstruct.inputs import ReconstructJob, make_plan
+from opdtool.jobs.reconstruct.run import run as reconstruct
+from opdtool.jobs.reconstruct.sizes import sizes_for
 
 HIDDEN = 2048
 VOCABULARY = {"small": 16_384, "middle": 65_536, "large": 151_936}

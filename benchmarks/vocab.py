@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, best_each, main, run
-from opdtool.cli.token_counts import count_sources
 from opdtool.core.exchange import ColumnPlan
 from opdtool.core.vocab import d2t_from_ids, map_teacher_logits_to_draft_vocab
 from opdtool.io.writer import save_tensors
+from opdtool.jobs.token_counts import count_sources
 from opdtool.ranks.simulated import SimulatedGroup, run_simulated
 
 VOCAB = 151_936

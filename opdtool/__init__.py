@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "opdtool.core.binning": ("Bins", "pack_bins"),
-    "opdtool.core.compare": ("ErrorBound", "derived_bound", "given_bound"),
+    "opdtool.core.bounds": ("ErrorBound", "derived_bound", "given_bound"),
     "opdtool.core.divergence": ("Divergences", "DivergenceSums", "chunked_divergences"),
     "opdtool.core.errors": ("InputError",),
     "opdtool.core.group": ("Group",),

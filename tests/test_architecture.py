@@ -57,6 +57,11 @@ def test_imports_go_one_way(path: Path) -> None:
         assert targets <= {here}, f"{relative} is on the ground, yet imports {targets}"
     elif here in MIDDLE:
         assert targets <= {here} | GROUND, f"{relative} imports {targets - GROUND}"
+    elif here == "jobs":
+        assert "cli" not in targets, f"{relative} is below the command line, yet imports it"
+        assert "typer" not in {name.split(".")[0] for name in imports_of(path)}
+    else:
+        assert here in {"cli", "__init__", "__main__"}, f"{relative} has no place in the house"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/teacher", ("tests/core/test_teacher.py",)),
     ("core/rebuild", ("tests/core/test_rebuild.py", "tests/cli/test_reconstruct.py")),
     ("core/divergence", ("tests/core/test_divergence.py",)),
+    ("core/bounds", ("tests/core/test_compare.py", "tests/cli/test_reconstruct_precision.py")),
     ("core/compare", ("tests/core/test_compare.py",)),
     ("checks/compare", ("tests/checks/test_compare.py", "tests/cli/test_compare.py")),
     ("checks/inspect", ("tests/cli/test_inspect.py",)),

@@ -30,7 +30,7 @@ from opdtool.findings import Bars, Report, Section, Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from opdtool.cli.token_counts import Counted
+    from opdtool.jobs.token_counts import Counted
 
 
 class Count(StrEnum):
@@ -84,8 +84,8 @@ def command(
 
     Ties go to the lower id. --sweep shows what share of the tokens each size keeps.
     """
-    from opdtool.cli.device import resolve_device
     from opdtool.cli.emit import Output, emit
+    from opdtool.jobs.device import resolve_device
 
     to = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
     job = BuildJob(
@@ -151,9 +151,9 @@ class BuildJob:
 
 def run(job: BuildJob) -> Report:
     """Count, choose, write; returns the report."""
-    from opdtool.cli.token_counts import count_sources
     from opdtool.core.vocab import choose_draft_vocab, coverage, d2t_from_ids, t2d_from_ids
     from opdtool.io.writer import check_output, save_tensors
+    from opdtool.jobs.token_counts import count_sources
 
     if job.output is not None:
         check_output(job.output, force=job.force)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opdtool.cli.batch_errors import naming_batch
-from opdtool.cli.geometry import GeometryOptions, pack_geometry
 from opdtool.cli.options import (
     CpOption,
     DeviceOption,
@@ -29,6 +27,8 @@ from opdtool.cli.options import (
     parse_size,
 )
 from opdtool.core.errors import InputError
+from opdtool.jobs.batch_errors import naming_batch
+from opdtool.jobs.geometry import GeometryOptions, pack_geometry
 
 if TYPE_CHECKING:
     from opdtool.core.layout import PackedLayout

@@ -88,8 +88,8 @@ def run(
     max_memory: int = 1 << 30,
 ) -> Report:
     """Compare every tensor of both sides, streaming; returns the report."""
-    from opdtool.cli.device import resolve_device
-    from opdtool.cli.progress import progress
+    from opdtool.jobs.device import resolve_device
+    from opdtool.jobs.progress import progress
 
     for option, value in (("--rtol", rtol), ("--atol", atol)):
         if not 0 <= value < float("inf"):

@@ -75,8 +75,8 @@ def run(
     """Look at every tensor once; returns the report."""
     from opdtool.checks.canonical import Stored, check_canonical
     from opdtool.checks.inspect import check_finite
-    from opdtool.cli.device import resolve_device
-    from opdtool.cli.progress import progress
+    from opdtool.jobs.device import resolve_device
+    from opdtool.jobs.progress import progress
 
     on = resolve_device(device)
     findings = list(_manifest(path)) if path.is_dir() else []

@@ -210,7 +210,7 @@ def root(
     if version:
         print(f"opdtool {__version__}")
         if verbose:
-            from opdtool.cli.device import describe_torch
+            from opdtool.jobs.device import describe_torch
 
             print("\n".join(describe_torch()))
         raise typer.Exit(0)

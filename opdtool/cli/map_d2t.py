@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opdtool.checks.vocab_logits import Tally
-    from opdtool.cli.map_d2t_ranks import MapPlan
     from opdtool.io.tensors import TensorInfo
+    from opdtool.jobs.map_d2t import MapPlan
     from opdtool.ranks.launch import Ranks as OpenRanks
 
 
@@ -132,8 +132,8 @@ class MapJob:
 def run(job: MapJob, ranks: OpenRanks) -> Report:
     """Map, write, compare; returns the report."""
     from opdtool.checks.vocab_logits import Tally, draft_logits_finding, misreadings
-    from opdtool.cli.map_d2t_ranks import find_misreadings
     from opdtool.io.writer import check_output
+    from opdtool.jobs.map_d2t import find_misreadings
 
     if job.output is not None:
         check_output(job.output, force=job.force)
@@ -152,9 +152,9 @@ def run(job: MapJob, ranks: OpenRanks) -> Report:
 
 def _map(job: MapJob, plan: MapPlan, ranks: OpenRanks) -> list[Tally]:
     """All ranks' work, and their columns joined in the output."""
-    from opdtool.cli.map_d2t_ranks import join_shards, map_rank
-    from opdtool.cli.progress import progress
     from opdtool.io.writer import TensorFileWriter, TensorSpec
+    from opdtool.jobs.map_d2t import join_shards, map_rank
+    from opdtool.jobs.progress import progress
 
     B, S, _ = plan.shape
     with ExitStack() as stack:
@@ -190,10 +190,10 @@ def make_plan(job: MapJob) -> MapPlan:
         InputError: no logits or no map, sizes that do not divide, a target id outside the
             vocabulary, a reference of another shape, or memory for not even one position.
     """
-    from opdtool.cli.draft_maps import read_draft_map
-    from opdtool.cli.map_d2t_ranks import MOST_BYTES, MapPlan, cut_blocks, find_logits
     from opdtool.core.vocab import ids_from_d2t
     from opdtool.io.tensors import open_tensors
+    from opdtool.jobs.draft_maps import read_draft_map
+    from opdtool.jobs.map_d2t import MOST_BYTES, MapPlan, cut_blocks, find_logits
 
     d2t = read_draft_map([job.d2t]).d2t
     with open_tensors([job.logits], rename=job.rename) as source:
@@ -239,8 +239,8 @@ def make_plan(job: MapJob) -> MapPlan:
 
 def _reference(path: Path, info: TensorInfo, D: int) -> tuple[Path, str, bool, int]:
     """The recorded logits: file, tensor, whether all V columns are there, bytes a position."""
-    from opdtool.cli.map_d2t_ranks import find_logits
     from opdtool.io.tensors import open_tensors
+    from opdtool.jobs.map_d2t import find_logits
 
     with open_tensors([path]) as source:
         name = find_logits(source, path)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opdtool.cli.batch_errors import naming_batch
-from opdtool.cli.geometry import GeometryOptions, pack_geometry
 from opdtool.cli.options import (
     Algorithm,
     CpOption,
@@ -38,8 +36,10 @@ from opdtool.cli.options import (
     parse_renames,
     parse_size,
 )
-from opdtool.cli.progress import progress
 from opdtool.findings import Bars, Report, Scalar, Table
+from opdtool.jobs.batch_errors import naming_batch
+from opdtool.jobs.geometry import GeometryOptions, pack_geometry
+from opdtool.jobs.progress import progress
 
 if TYPE_CHECKING:
     from opdtool.core.layout import PackGeometry
@@ -110,8 +110,8 @@ def command(
         pad_packed_to=pad_packed_to,
         tail=tail and tail.value,
     )
-    from opdtool.cli.device import resolve_device
     from opdtool.core.plan import BinOptions
+    from opdtool.jobs.device import resolve_device
     from opdtool.ranks.launch import open_ranks
 
     resolve_device(device)  # packing moves bytes from file to file: no device is faster at it

@@ -216,9 +216,9 @@ def command(
 
     import torch
 
-    from opdtool.cli.reconstruct_inputs import ReconstructJob
-    from opdtool.cli.reconstruct_run import run
     from opdtool.io.checkpoints import parse_head_specs
+    from opdtool.jobs.reconstruct.inputs import ReconstructJob
+    from opdtool.jobs.reconstruct.run import run
 
     job = ReconstructJob(
         payload=payload,

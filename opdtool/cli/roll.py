@@ -45,10 +45,10 @@ def command(
     The segments are those of the file's cu_seqlens_padded. Tensors of shape [T], [1, T] and
     [1, T, ...] are shifted along T; cu_seqlens and cu_seqlens_padded are written along.
     """
-    from opdtool.cli.device import resolve_device
     from opdtool.core.offsets import as_offsets
     from opdtool.io.tensors import open_tensors
     from opdtool.io.writer import TensorFileWriter, TensorSpec, check_output
+    from opdtool.jobs.device import resolve_device
 
     on = resolve_device(device)
     piece_bytes = min(PIECE, parse_size(max_memory) // 4)

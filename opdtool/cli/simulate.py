@@ -88,7 +88,7 @@ class SimulateJob:
 def run(job: SimulateJob, world: World) -> Report:
     """Run the equivalence suite on all ranks and judge it; returns the report."""
     from opdtool.checks import ranks_cases, ranks_judge
-    from opdtool.cli.progress import progress
+    from opdtool.jobs.progress import progress
 
     geometries = ranks_cases.geometries(world.tp_size, world.cp_size)
     verdicts = ranks_judge.Verdicts()

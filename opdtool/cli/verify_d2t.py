@@ -24,8 +24,8 @@ from opdtool.findings import Bars, Report, Section, Table
 
 if TYPE_CHECKING:
     from opdtool.checks.vocab_case import DraftCase
-    from opdtool.cli.draft_maps import DraftMap
-    from opdtool.cli.token_counts import Counted
+    from opdtool.jobs.draft_maps import DraftMap
+    from opdtool.jobs.token_counts import Counted
 
 
 OF_MAPS = frozenset({"d2t", "t2d", "lm_head.weight"})
@@ -142,8 +142,8 @@ def run(job: VerifyJob) -> Report:
     """Check the map; returns the report."""
     from opdtool.checks.vocab_case import DraftCase
     from opdtool.checks.vocab_faults import judge_draft_vocab
-    from opdtool.cli.draft_maps import read_draft_map
     from opdtool.core.vocab import ids_from_d2t
+    from opdtool.jobs.draft_maps import read_draft_map
 
     of_map = {name: theirs for name, theirs in job.rename.items() if name in OF_MAPS}
     found = read_draft_map(job.paths, config=job.config, rename=of_map)
@@ -236,7 +236,7 @@ def sizes_table(case: DraftCase, job: VerifyJob) -> Table:
 
 
 def _count(job: VerifyJob, case: DraftCase) -> Counted:
-    from opdtool.cli.token_counts import count_sources
+    from opdtool.jobs.token_counts import count_sources
 
     return count_sources(
         job.counts,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from opdtool.cli.geometry import GeometryOptions
 from opdtool.cli.options import (
     CpOption,
     DeviceOption,
@@ -34,12 +31,9 @@ from opdtool.cli.options import (
     parse_renames,
     parse_size,
 )
-from opdtool.cli.ranked import dump_sizes
 from opdtool.core.errors import InputError
-from opdtool.findings import Report
-
-if TYPE_CHECKING:
-    from opdtool.ranks.launch import Ranks as World
+from opdtool.jobs.geometry import GeometryOptions
+from opdtool.jobs.ranked import dump_sizes
 
 
 class Convention(StrEnum):
@@ -95,6 +89,7 @@ def command(
 ) -> None:
     """Check a draft-loss mask from any framework, and name the mistake in it."""
     from opdtool.cli.emit import Output, emit
+    from opdtool.jobs.verify_mask import VerifyMaskJob, verify_mask
     from opdtool.ranks.launch import open_ranks
 
     told = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
@@ -128,26 +123,4 @@ def command(
     with open_ranks(
         ranks.value, tp_size=tp_size, cp_size=cp_size, timeout=timeout, device=device
     ) as world:
-        emit(run(job, world), told)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyMaskJob:
-    """All that ``opdtool verify-mask`` was asked to do. ``shift`` 0 is the unshifted
-    convention."""
-
-    dump: Sequence[Path]
-    batch: Sequence[Path]
-    mask_name: str = "draft_token_mask"
-    shift: int = 1
-    atol: float = 0.0
-    geometry: GeometryOptions = field(default_factory=GeometryOptions)
-    rename: Mapping[str, str] = field(default_factory=dict)
-    device: str = "auto"
-
-
-def run(job: VerifyMaskJob, world: World) -> Report:
-    """Verify the mask, its packs shared out over all ranks; returns the report."""
-    from opdtool.cli.verify_mask_run import verify
-
-    return verify(job, world)
+        emit(verify_mask(job, world), told)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from opdtool.cli.geometry import GeometryOptions
 from opdtool.cli.options import (
     CpOption,
     DeviceOption,
@@ -34,11 +31,8 @@ from opdtool.cli.options import (
     parse_renames,
     parse_size,
 )
-from opdtool.cli.ranked import dump_sizes
-from opdtool.findings import Report
-
-if TYPE_CHECKING:
-    from opdtool.ranks.launch import Ranks as World
+from opdtool.jobs.geometry import GeometryOptions
+from opdtool.jobs.ranked import dump_sizes
 
 
 def command(
@@ -74,6 +68,7 @@ def command(
 ) -> None:
     """Check a pack made by anyone against its batch."""
     from opdtool.cli.emit import Output, emit
+    from opdtool.jobs.verify_pack.run import VerifyPackJob, verify_pack
     from opdtool.ranks.launch import open_ranks
 
     told = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
@@ -100,23 +95,4 @@ def command(
     with open_ranks(
         ranks.value, tp_size=tp_size, cp_size=cp_size, timeout=timeout, device=device
     ) as world:
-        emit(run(job, world), told)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyPackJob:
-    """All that ``opdtool verify-pack`` was asked to do."""
-
-    dump: Sequence[Path]
-    batch: Sequence[Path]
-    geometry: GeometryOptions = field(default_factory=GeometryOptions)
-    rename: Mapping[str, str] = field(default_factory=dict)
-    row_aligned: Sequence[str] = ()
-    device: str = "auto"
-
-
-def run(job: VerifyPackJob, world: World) -> Report:
-    """Verify the pack, its microbatches shared out over all ranks; returns the report."""
-    from opdtool.cli.verify_pack_run import verify
-
-    return verify(job, world)
+        emit(verify_pack(job, world), told)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from opdtool.cli.geometry import GeometryOptions
-from opdtool.cli.verify_pack import VerifyPackJob, run
 from opdtool.findings import Report
+from opdtool.jobs.geometry import GeometryOptions
+from opdtool.jobs.verify_pack.run import VerifyPackJob, verify_pack
 from opdtool.ranks.launch import open_ranks
 from tests.reference.faults import World
 from tests.reference.faults_packs import Pack
@@ -58,4 +58,4 @@ def verify(world: World, pack: Pack, folder: Path) -> Report:
         geometry=GeometryOptions(cp=world.cp, pad_multiple=world.multiple),
     )
     with open_ranks("simulated") as ranks:
-        return run(job, ranks)
+        return verify_pack(job, ranks)

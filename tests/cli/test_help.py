@@ -15,9 +15,9 @@ import torch
 from typer.main import get_command
 
 import opdtool
-from opdtool.cli import progress
 from opdtool.cli.main import app, load
 from opdtool.cli.start import COMMANDS
+from opdtool.jobs import progress
 from tests.cli.conftest import Cli
 
 

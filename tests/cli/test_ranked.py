@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opdtool.cli.main import run
-from opdtool.cli.ranked import dump_sizes, interleaved, pack_up, unpack_with
+from opdtool.jobs.ranked import dump_sizes, interleaved, pack_up, unpack_with
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

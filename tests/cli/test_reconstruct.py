@@ -256,16 +256,16 @@ def test_every_shard_is_what_a_slow_reference_computes(
 def test_tiny_memory_gives_the_same_numbers(
     cli: Cli, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opdtool.cli import reconstruct_engine as engine
-    from opdtool.cli import reconstruct_sizes
+    from opdtool.jobs.reconstruct import engine
+    from opdtool.jobs.reconstruct import sizes as reconstruct_sizes
 
     monkeypatch.setattr(reconstruct_sizes, "LEAST_COLUMNS", 2)
     monkeypatch.setattr(reconstruct_sizes, "LEAST_POSITIONS", 2)
-    sizes: set[reconstruct_sizes.Sizes] = set()
+    seen: set[reconstruct_sizes.Sizes] = set()
     plain = reconstruct_sizes.sizes_for
 
     def noted(plan: Any) -> reconstruct_sizes.Sizes:
-        sizes.add(plain(plan))
+        seen.add(plain(plan))
         return plain(plan)
 
     monkeypatch.setattr(engine, "sizes_for", noted)
@@ -275,7 +275,7 @@ def test_tiny_memory_gives_the_same_numbers(
         cli, made / "payload.safetensors", *two_heads(made), "--cp", 2, "-o", out,
         "--reference", made / "ref.safetensors", "--max-memory", "300",
     )  # fmt: skip
-    assert max((s.tile, s.columns) for s in sizes) <= (2, 2)
+    assert max((s.tile, s.columns) for s in seen) <= (2, 2)
     assert check(report, "logits-match")["total"] == 3 * 6 * 8
     for (t, c), shard in shards(out, 1, 2).items():
         want = shard_of(right(made), tp_rank=t, tp_size=1, cp_rank=c, cp_size=2, padded=8)

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from opdtool.cli.reconstruct_inputs import ReconstructJob
-from opdtool.cli.reconstruct_run import run
 from opdtool.findings import Report
 from opdtool.io.checkpoints import HeadSpec
+from opdtool.jobs.reconstruct.inputs import ReconstructJob
+from opdtool.jobs.reconstruct.run import run
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

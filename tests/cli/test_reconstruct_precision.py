@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from opdtool.core.compare import precision_behind
+from opdtool.core.bounds import precision_behind
 from tests.cli.conftest import Cli
 from tests.cli.test_reconstruct import check, report_of, save
 

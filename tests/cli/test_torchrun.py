@@ -121,10 +121,10 @@ def test_a_mask_is_judged_the_same_however_the_ranks_are_run(
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("memory", [1 << 30, 1 << 20])
 def test_replicas_share_out_every_tile_of_a_rank_once(replicas: int, memory: int) -> None:
-    from opdtool.cli.reconstruct_engine import run_rank
-    from opdtool.cli.reconstruct_files import Files
-    from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
     from opdtool.io.checkpoints import HeadSpec
+    from opdtool.jobs.reconstruct.engine import run_rank
+    from opdtool.jobs.reconstruct.files import Files
+    from opdtool.jobs.reconstruct.inputs import ReconstructJob, make_plan
 
     heads = [HeadSpec(i, FIXTURES / f"teacher-{n}", None) for i, n in enumerate("ab")]
     payload = FIXTURES / "teacher_hidden.safetensors"

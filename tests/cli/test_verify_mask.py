@@ -453,7 +453,7 @@ def test_a_mask_of_two_hundred_million_slots_takes_bounded_memory(tmp_path: Path
     del mask, rolled
     code = (
         "import resource, sys\n"
-        "import torch, opdtool.cli.verify_mask_run\n"
+        "import torch, opdtool.jobs.verify_mask\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "from opdtool.cli.main import run\n"
         f"status = run(['verify-mask', {str(dump)!r}, '--batch', {str(batch)!r}, '-q'])\n"

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from opdtool.core import compare
-from opdtool.core.compare import (
-    Comparison,
+from opdtool.core.bounds import (
     ErrorBound,
     RowsAndColumns,
     derived_bound,
     given_bound,
     stored_precision,
 )
+from opdtool.core.compare import Comparison
 
 HALF = [torch.bfloat16, torch.float16]
 

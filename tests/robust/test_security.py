@@ -18,7 +18,7 @@ from opdtool.cli.main import run as run_here
 from tests.robust.conftest import FIXTURES, ROOT, a_batch, contents, leftovers, save
 
 BATCH = FIXTURES / "batch.safetensors"
-BETWEEN_RANKS = {"opdtool/ranks/board.py", "opdtool/ranks/member.py", "opdtool/cli/ranked.py"}
+BETWEEN_RANKS = {"opdtool/ranks/board.py", "opdtool/ranks/member.py", "opdtool/jobs/ranked.py"}
 """What ranks of one run tell each other, over a store of their own, is pickled; no file is."""
 
 Run = Callable[..., tuple[int, str]]

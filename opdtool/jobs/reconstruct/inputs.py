@@ -10,19 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.cli.reconstruct_bounds import plan_bound
-from opdtool.cli.reconstruct_find import (
-    find_heads,
-    find_sharded,
-    integers,
-    meta,
-    naming,
-    shard_sizes,
-    tensor_at,
-)
-from opdtool.cli.reconstruct_masks import scored_tokens, slot_weights
-from opdtool.cli.reconstruct_plan import HeadAt, Plan, Sharded, TensorAt
-from opdtool.core.compare import precision_behind
+from opdtool.core.bounds import precision_behind
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints, as_offsets
@@ -31,6 +19,18 @@ from opdtool.core.teacher import check_heads, check_multipliable, check_routes
 from opdtool.core.vocab import ids_from_d2t
 from opdtool.io.checkpoints import HeadSpec, open_draft
 from opdtool.io.tensors import TensorSource, check_renames, open_tensors
+from opdtool.jobs.reconstruct.bounds import plan_bound
+from opdtool.jobs.reconstruct.find import (
+    find_heads,
+    find_sharded,
+    integers,
+    meta,
+    naming,
+    shard_sizes,
+    tensor_at,
+)
+from opdtool.jobs.reconstruct.masks import scored_tokens, slot_weights
+from opdtool.jobs.reconstruct.plan import HeadAt, Plan, Sharded, TensorAt
 
 HIDDEN, LOGITS, INDEX = (
     "teacher_full_hidden_states",

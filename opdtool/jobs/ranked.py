@@ -48,7 +48,7 @@ def dump_sizes(dump: Sequence[Path], tp: int | None, cp: int | None) -> tuple[in
 
     A dump that cannot be read is one rank's: the command itself says what is wrong with it.
     """
-    from opdtool.cli.verify_pack_files import group_dump
+    from opdtool.jobs.dump_files import group_dump
 
     try:
         groups = group_dump(dump, cp)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from opdtool.cli.reconstruct_plan import HeadAt, NormAt, Sharded, TensorAt
 from opdtool.core.errors import InputError
 from opdtool.io.checkpoints import (
     HEAD,
@@ -24,6 +23,7 @@ from opdtool.io.checkpoints import (
     require_norm,
 )
 from opdtool.io.tensors import TensorSource, open_tensors
+from opdtool.jobs.reconstruct.plan import HeadAt, NormAt, Sharded, TensorAt
 
 DEFAULT_EPS = 1e-6
 """Of a norm that only a diagnosis tries, where no configuration says its epsilon."""

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from opdtool.checks import teacher as checks
-from opdtool.cli.reconstruct_inputs import ReconstructJob
-from opdtool.cli.reconstruct_merge import Compared, Located, Part, compared, locate
-from opdtool.cli.reconstruct_plan import Floats, Plan, Sharded
-from opdtool.core.compare import EPS
+from opdtool.core.bounds import EPS
 from opdtool.core.offsets import Ints
 from opdtool.findings import Bars, Diagnosis, Finding, Report, Scalar, Section, Table
+from opdtool.jobs.reconstruct.inputs import ReconstructJob
+from opdtool.jobs.reconstruct.merge import Compared, Located, Part, compared, locate
+from opdtool.jobs.reconstruct.plan import Floats, Plan, Sharded
 
 REBUILT = "teacher_logits"
 

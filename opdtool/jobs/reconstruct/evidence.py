@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from opdtool.checks.teacher_evidence import Facts, Spots, Unexplained
-from opdtool.cli.reconstruct_bounds import variant_bound
-from opdtool.cli.reconstruct_files import Files
-from opdtool.cli.reconstruct_merge import Compared, Part
-from opdtool.cli.reconstruct_plan import Plan
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import Norm, Variant, slots_of
 from opdtool.core.teacher import rms_norm
+from opdtool.jobs.reconstruct.bounds import variant_bound
+from opdtool.jobs.reconstruct.files import Files
+from opdtool.jobs.reconstruct.merge import Compared, Part
+from opdtool.jobs.reconstruct.plan import Plan
 
 HEAD_ROWS = 4096
 """Rows of a head that a sample is multiplied with at a time."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opdtool.checks.content import (
@@ -33,13 +34,17 @@ from opdtool.checks.masks_sample import sample_slots
 from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
 from opdtool.checks.recipes_values import Cells, Slots, as_keys
 from opdtool.checks.strips import strip_of
-from opdtool.cli.batch_errors import naming_batch
-from opdtool.cli.geometry import pack_geometry
-from opdtool.cli.ranked import interleaved, pack_up, unpack_with
-from opdtool.cli.verify_mask_run import batch_ids, is_whole, mask_weights, read_vectors
-from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
-from opdtool.cli.verify_pack_found import PackRun
-from opdtool.cli.verify_pack_tensors import (
+from opdtool.core.errors import InputError
+from opdtool.findings import Report, Section, Status
+from opdtool.io.batch import Batch, open_batch
+from opdtool.io.tensors import TORCH_DTYPES, check_renames
+from opdtool.jobs.batch_errors import naming_batch
+from opdtool.jobs.dump_files import DumpFiles, DumpPack, group_dump
+from opdtool.jobs.geometry import GeometryOptions, pack_geometry
+from opdtool.jobs.ranked import interleaved, pack_up, unpack_with
+from opdtool.jobs.verify_mask import batch_ids, is_whole, mask_weights, read_vectors
+from opdtool.jobs.verify_pack.found import PackRun
+from opdtool.jobs.verify_pack.tensors import (
     Packed,
     as_floats,
     moved,
@@ -47,15 +52,23 @@ from opdtool.cli.verify_pack_tensors import (
     slot_reader,
     slots_by,
 )
-from opdtool.core.errors import InputError
-from opdtool.findings import Report, Section, Status
-from opdtool.io.batch import Batch, open_batch
-from opdtool.io.tensors import TORCH_DTYPES, check_renames
 
 if TYPE_CHECKING:
-    from opdtool.cli.verify_pack import VerifyPackJob
     from opdtool.ranks.launch import Ranks
     from opdtool.ranks.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyPackJob:
+    """All that ``opdtool verify-pack`` was asked to do."""
+
+    dump: Sequence[Path]
+    batch: Sequence[Path]
+    geometry: GeometryOptions = field(default_factory=GeometryOptions)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    row_aligned: Sequence[str] = ()
+    device: str = "auto"
+
 
 DERIVED: Mapping[str, Kind] = {
     "input_ids": "tokens",
@@ -110,7 +123,7 @@ def _check_share(topology: Topology, job: VerifyPackJob) -> bytes:
         return pack_up(found, run.shared)
 
 
-def verify(job: VerifyPackJob, world: Ranks) -> Report:
+def verify_pack(job: VerifyPackJob, world: Ranks) -> Report:
     """The report on a pack, its microbatches checked on all ranks.
 
     Raises:

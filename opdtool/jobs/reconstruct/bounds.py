@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from opdtool.cli.reconstruct_plan import Plan
-from opdtool.core.compare import ErrorBound, derived_bound, given_bound
+from opdtool.core.bounds import ErrorBound, derived_bound, given_bound
 from opdtool.core.rebuild import Variant
+from opdtool.jobs.reconstruct.plan import Plan
 
 
 def plan_bound(

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.cli.reconstruct_plan import Plan
 from opdtool.core.rebuild import Variant
+from opdtool.jobs.reconstruct.plan import Plan
 
 T = TypeVar("T")
 MOST_COLUMNS, MOST_POSITIONS = 8192, 1024

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from opdtool.cli.reconstruct_find import integers
-from opdtool.cli.reconstruct_plan import Floats, Plan, Scored
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import draft_token_mask, token_weights
 from opdtool.core.offsets import Ints
 from opdtool.io.tensors import TensorSource, open_tensors
+from opdtool.jobs.reconstruct.find import integers
+from opdtool.jobs.reconstruct.plan import Floats, Plan, Scored
 
 if TYPE_CHECKING:
-    from opdtool.cli.reconstruct_inputs import ReconstructJob
+    from opdtool.jobs.reconstruct.inputs import ReconstructJob
 
 
 def slot_weights(

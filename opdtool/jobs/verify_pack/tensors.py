@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from opdtool.checks.masks import Count
-from opdtool.cli.verify_pack_files import DumpFiles
 from opdtool.core.errors import InputError
 from opdtool.io.tensors import TensorInfo
+from opdtool.jobs.dump_files import DumpFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from opdtool.core.compare import ErrorBound
+from opdtool.core.bounds import ErrorBound
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import TokenGrid

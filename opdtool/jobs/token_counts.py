@@ -110,9 +110,9 @@ def count_sources(
     """
     import torch
 
-    from opdtool.cli.progress import progress
     from opdtool.io.npy import is_npy
     from opdtool.io.places import find_places
+    from opdtool.jobs.progress import progress
 
     files = [
         file

@@ -18,11 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.cli.reconstruct_bounds import summing_order, variant_bound
-from opdtool.cli.reconstruct_files import Files, runs
-from opdtool.cli.reconstruct_plan import HeadAt, Plan
-from opdtool.cli.reconstruct_results import Extent, RankResult
-from opdtool.cli.reconstruct_sizes import (
+from opdtool.core.bounds import RowsAndColumns
+from opdtool.core.compare import Comparison
+from opdtool.core.divergence import DivergenceSums, SoftmaxSums
+from opdtool.core.offsets import Ints
+from opdtool.core.rebuild import RIGHT, Slots, Variant, slots_of
+from opdtool.core.teacher import rms_norm
+from opdtool.jobs.reconstruct.bounds import summing_order, variant_bound
+from opdtool.jobs.reconstruct.files import Files, runs
+from opdtool.jobs.reconstruct.plan import HeadAt, Plan
+from opdtool.jobs.reconstruct.results import Extent, RankResult
+from opdtool.jobs.reconstruct.sizes import (
     Room,
     ahead,
     is_wide,
@@ -30,11 +36,6 @@ from opdtool.cli.reconstruct_sizes import (
     norms_of,
     sizes_for,
 )
-from opdtool.core.compare import Comparison, RowsAndColumns
-from opdtool.core.divergence import DivergenceSums, SoftmaxSums
-from opdtool.core.offsets import Ints
-from opdtool.core.rebuild import RIGHT, Slots, Variant, slots_of
-from opdtool.core.teacher import rms_norm
 
 WriteTile = Callable[[int, int, Tensor], None]
 """(first slot, first column of the rank's window, logits [P, v]) to the rank's file."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,20 +25,35 @@ from opdtool.checks.masks_verdict import (
 from opdtool.checks.recipes_values import Cells, as_numbers
 from opdtool.checks.registry import check_name
 from opdtool.checks.strips import Ids, strip_of
-from opdtool.cli.batch_errors import naming_batch
-from opdtool.cli.geometry import pack_geometry
-from opdtool.cli.ranked import interleaved, pack_up, unpack_with
-from opdtool.cli.verify_pack_files import DumpFiles, DumpPack, group_dump
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
 from opdtool.findings import Finding, Report, Section
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.tensors import TensorInfo, check_renames
+from opdtool.jobs.batch_errors import naming_batch
+from opdtool.jobs.dump_files import DumpFiles, DumpPack, group_dump
+from opdtool.jobs.geometry import GeometryOptions, pack_geometry
+from opdtool.jobs.ranked import interleaved, pack_up, unpack_with
 
 if TYPE_CHECKING:
-    from opdtool.cli.verify_mask import VerifyMaskJob
     from opdtool.ranks.launch import Ranks
     from opdtool.ranks.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyMaskJob:
+    """All that ``opdtool verify-mask`` was asked to do. ``shift`` 0 is the unshifted
+    convention."""
+
+    dump: Sequence[Path]
+    batch: Sequence[Path]
+    mask_name: str = "draft_token_mask"
+    shift: int = 1
+    atol: float = 0.0
+    geometry: GeometryOptions = field(default_factory=GeometryOptions)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded", "sequence_index")
 
@@ -104,7 +119,7 @@ def _check_all(opened: _Opened, world: Ranks) -> list[Checked]:
     return interleaved([unpack_with(share, opened.shared) for share in shares])
 
 
-def verify(job: VerifyMaskJob, world: Ranks) -> Report:
+def verify_mask(job: VerifyMaskJob, world: Ranks) -> Report:
     """The report on a dumped mask, its packs checked on all ranks.
 
     Raises:

@@ -13,17 +13,6 @@ import torch
 
 from opdtool.checks import teacher as checks
 from opdtool.checks.faults_teacher import diagnose
-from opdtool.cli.device import resolve_device
-from opdtool.cli.progress import progress
-from opdtool.cli.reconstruct_engine import run_rank
-from opdtool.cli.reconstruct_evidence import FileEvidence, Left
-from opdtool.cli.reconstruct_files import Files
-from opdtool.cli.reconstruct_find import shard_sizes
-from opdtool.cli.reconstruct_inputs import ReconstructJob, make_plan
-from opdtool.cli.reconstruct_merge import Part, compared, merge_ranks
-from opdtool.cli.reconstruct_plan import Plan, TensorAt
-from opdtool.cli.reconstruct_report import make_report
-from opdtool.cli.reconstruct_results import RankResult
 from opdtool.core.rebuild import Variant
 from opdtool.findings import Diagnosis, Finding, Report
 from opdtool.io.background import workers
@@ -32,6 +21,17 @@ from opdtool.io.manifest import Manifest, ManifestInput, has_manifest, make_mani
 from opdtool.io.outdir import OutputDir, OutputPart
 from opdtool.io.tensors import open_tensors
 from opdtool.io.writer import TensorFileWriter, TensorSpec, check_output, dtype_code
+from opdtool.jobs.device import resolve_device
+from opdtool.jobs.progress import progress
+from opdtool.jobs.reconstruct.engine import run_rank
+from opdtool.jobs.reconstruct.evidence import FileEvidence, Left
+from opdtool.jobs.reconstruct.files import Files
+from opdtool.jobs.reconstruct.find import shard_sizes
+from opdtool.jobs.reconstruct.inputs import ReconstructJob, make_plan
+from opdtool.jobs.reconstruct.merge import Part, compared, merge_ranks
+from opdtool.jobs.reconstruct.plan import Plan, TensorAt
+from opdtool.jobs.reconstruct.report import make_report
+from opdtool.jobs.reconstruct.results import RankResult
 from opdtool.ranks.launch import Ranks, open_ranks
 from opdtool.ranks.topology import Topology
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from opdtool.cli.reconstruct_plan import Floats, Plan
-from opdtool.cli.reconstruct_results import RankResult
 from opdtool.core.compare import Comparison, Greatest, Place
 from opdtool.core.offsets import Ints
 from opdtool.findings import Scalar
+from opdtool.jobs.reconstruct.plan import Floats, Plan
+from opdtool.jobs.reconstruct.results import RankResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.cli.reconstruct_plan import HeadAt, NormAt, Plan, Sharded, TensorAt
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import TokenGrid
 from opdtool.io.tensors import TensorSource, open_tensors
+from opdtool.jobs.reconstruct.plan import HeadAt, NormAt, Plan, Sharded, TensorAt
 
 SPAN = 32 << 20
 """Bytes read at once where only some columns of them are wanted."""

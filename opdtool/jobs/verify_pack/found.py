@@ -9,10 +9,10 @@ from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.layout_outcome import LayoutOutcome
 from opdtool.checks.masks_findings import MaskPack
 from opdtool.checks.registry import check_name
-from opdtool.cli.verify_pack_files import DumpFiles
 from opdtool.core.layout import PackGeometry
 from opdtool.findings import Finding, Status
 from opdtool.io.batch import Batch
+from opdtool.jobs.dump_files import DumpFiles
 
 
 @dataclass(slots=True, kw_only=True)
