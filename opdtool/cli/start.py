@@ -6,6 +6,7 @@ they think of what to type. Everything else goes on to :mod:`opdtool.cli.main`.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import signal
@@ -106,6 +107,9 @@ def heed_interrupts() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         _heeded.append(True)
         signal.signal(signal.SIGINT, interrupt)
+        # While the interpreter takes itself down it gives Ctrl-C its plain meaning back, which is
+        # death by a signal; the work is done by then.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         sys.unraisablehook = _unraisable
 
 

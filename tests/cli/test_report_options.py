@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import opdtool
 from tests.cli.conftest import Cli
 
 
@@ -274,6 +275,29 @@ def test_ctrl_c_in_an_import_is_130(module: str, text: str, tmp_path: Path) -> N
     save_file({"x": torch.ones(1)}, tmp_path / "a.safetensors")
     done = shell(f"cd {tmp_path}; $OPD inspect a.safetensors", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+ENDING = """
+import os, signal, sys
+from opdtool.cli import start
+
+class Late:
+    def __del__(self):
+        print("late", file=sys.__stderr__, flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+
+start.late = Late()
+sys.argv = ["opdtool", "--version"]
+start.main()
+"""
+
+
+def test_ctrl_c_while_the_interpreter_takes_itself_down_changes_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == "late\n"
+    assert (done.returncode, done.stdout) == (0, f"opdtool {opdtool.__version__}\n")
 
 
 @pytest.mark.slow
