@@ -113,6 +113,9 @@ def diagnose_packs(
     for tensor, packs in tensors.items():
         forms = content_forms(packs[0].case.kind)
         _explain(tensor, [pack.case for pack in packs], forms, explained)
+        for pack in packs:
+            if pack.case.cells is not None:
+                pack.case.cells.forget()
     if masks:
         forms = mask_forms(masks[0].case.shift)
         _explain("draft_token_mask", [pack.case for pack in masks], forms, explained)

@@ -81,6 +81,14 @@ def diagnose(cases: Sequence[PackCase], forms: Sequence[Form]) -> tuple[Diagnosi
 
 def explain(cases: Sequence[PackCase], forms: Sequence[Form]) -> list[Explanation]:
     """The explanations behind :func:`diagnose`: all exact ones, else pairs, else a likely one."""
+    try:
+        return _explained(cases, forms)
+    finally:
+        for case in cases:
+            case.slots.forget()
+
+
+def _explained(cases: Sequence[PackCase], forms: Sequence[Form]) -> list[Explanation]:
     failing = [
         case for case in cases if case.slots.total and (case.mismatches or case.layout is None)
     ]
@@ -216,7 +224,7 @@ def _confirm(
 ) -> Explanation | None:
     """What the forms explain of all packs; None once they add a mismatch, or leave more than
     ``stop_at``."""
-    explained = total = left = 0
+    total = left = 0
     note = ""
     for case in cases:
         made = _built(forms, case)
@@ -234,15 +242,19 @@ def _confirm(
                 wrong = np.ones(len(slots), np.bool_)
             elif case.mismatches == 0:
                 wrong = np.zeros(len(slots), np.bool_)
+            elif agree.all():
+                continue  # whatever is wrong here is explained; all of it is counted below
+            elif stop_at == 0:
+                return None
             else:
                 wrong = ~case.agrees(right, slots, actual)
             if not agree[~wrong].all():
                 return None
-            total += int(wrong.sum())
-            explained += int(agree[wrong].sum())
-            left = total - explained
+            left += int((~agree[wrong]).sum())
             if left > stop_at:
                 return None
+        total += case.slots.total if right is None else case.mismatches
+    explained = total - left
     return Explanation(forms=tuple(forms), note=note, explained=explained, total=total)
 
 

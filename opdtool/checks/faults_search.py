@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,10 @@ MOST_ORDERED = 1 << 22
 MOST_COMPARED = 1024
 MOST_STEPS = 20_000
 MOST_FOUND = 16
-MOST_SLOTS = 1 << 24
-"""No search for an order of rows in longer segments than this."""
+LEAST_ORDERED = 1 << 19
+"""As many slots are put in order however little memory there is."""
+TABLE = 1 << 18
+"""Multipliers of this many places are kept at hand; those of others are made as they are used."""
 
 
 def permuted_rows(case: PackCase, filled: Any) -> Built | None:
@@ -29,7 +31,7 @@ def permuted_rows(case: PackCase, filled: Any) -> Built | None:
     if layout is None or filled.route.cut.order or filled.route.after.kind != "none":
         return None
     n = layout.num_rows
-    if n < 2 or int(layout.padded_lengths.max()) > MOST_SLOTS:
+    if n < 2:
         return None
     there = segment_prints(case, filled, layout)[:n]
     rows = row_prints(case, filled)
@@ -62,7 +64,7 @@ def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
         n < 2
         or filled.route.cut.order
         or filled.route.after.kind != "none"
-        or case.slots.total > MOST_ORDERED
+        or case.slots.total > min(MOST_ORDERED, max(LEAST_ORDERED, case.room.cells))
         or int(padded.sum()) > case.slots.total
         or (cp > 1 and (padded % (2 * cp)).any())
     ):
@@ -73,18 +75,21 @@ def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
         cp_size=cp,
         sequence_index=case.rows,
     )
-    slots = np.arange(apart.total, dtype=np.int64)
     alone = replace(filled, route=replace(filled.route, placement=placed(apart)))
-    expected = _columns(_bits(case, case.values(alone, slots)), cp)
-    there = _columns(_bits(case, case.slots.read(0, case.slots.total)), cp)
+    made_alone = [case.values(alone, slots) for slots in _ranges(apart.total, case.room.slots)]
+    expected = _columns(_all_bits(case, made_alone), cp)
+    dumped = [case.slots.read(*block) for block in case.slots.blocks()]
+    there = _columns(_all_bits(case, dumped), cp)
     fits: list[Built] = []
     for order in order_segments(there, expected, padded // cp):
         layout = with_tail(case, case.lengths[order], padded[order], case.rows[order])
         if layout is None:
             continue
         made = placed_by(filled, placed(layout))
-        everywhere = np.arange(case.slots.total, dtype=np.int64)
-        if case.agrees(made, everywhere, case.slots.take(everywhere)).all():
+        if all(
+            case.agrees(made, slots, case.slots.take(slots)).all()
+            for slots in _ranges(case.slots.total, case.room.slots)
+        ):
             note = f"the segments hold rows {name_order(case.rows[order])}"
             fits.append(Built(filled=made, note=note))
     return fits[0] if len(fits) == 1 else None
@@ -109,6 +114,17 @@ def with_tail(case: PackCase, lengths: Ints, padded: Ints, rows: Ints) -> Packed
         cp_size=cp,
         sequence_index=rows,
     )
+
+
+def _ranges(total: int, step: int) -> Iterator[Ints]:
+    """All slots, some at a time."""
+    for start in range(0, total, step):
+        yield np.arange(start, min(start + step, total), dtype=np.int64)
+
+
+def _all_bits(case: PackCase, blocks: Sequence[Values]) -> Ints:
+    empty = np.zeros(0, dtype=np.int64)
+    return np.concatenate([empty, *(_bits(case, values) for values in blocks)])
 
 
 def _columns(bits: Ints, cp: int) -> Ints:
@@ -187,7 +203,20 @@ def match_order(there: Ints, rows: Ints, lengths_there: Ints | None, lengths: In
 
 
 def _multipliers(count: int) -> Ints:
-    return np.random.default_rng(11).integers(1 << 62, size=count, dtype=np.int64) * 2 + 1
+    return _mixed(np.arange(count, dtype=np.int64))
+
+
+def _mixed(places: Ints) -> Ints:
+    """An odd number a place, which tells nothing of those of the places beside it."""
+    bits = (places + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(29))) | np.uint64(1)
+    return bits.view(np.int64)
+
+
+def _multipliers_for(most: int) -> Callable[[Ints], Ints]:
+    """Gives the multipliers of any places below ``most``."""
+    return _multipliers(most).__getitem__ if most <= TABLE else _mixed
 
 
 def _bits(case: PackCase, values: Values) -> Ints:
@@ -201,13 +230,13 @@ def _bits(case: PackCase, values: Values) -> Ints:
 
 def segment_prints(case: PackCase, filled: Any, layout: PackedLayout) -> Ints:
     """One fingerprint a segment of what the dump holds; zeros count for nothing."""
-    multipliers = _multipliers(int(layout.padded_lengths.max()))
+    multipliers = _multipliers_for(int(layout.padded_lengths.max()))
     prints = np.zeros(layout.num_segments, dtype=np.int64)
     for start, stop in case.slots.blocks():
         at = uncut(layout, filled.route.cut, np.arange(start, stop, dtype=np.int64))
         segment = find_segments(layout.cu_seqlens_padded, at)
         bits = _bits(case, case.slots.read(start, stop))
-        np.add.at(prints, segment, bits * multipliers[at - layout.cu_seqlens_padded[segment]])
+        np.add.at(prints, segment, bits * multipliers(at - layout.cu_seqlens_padded[segment]))
     return prints
 
 
@@ -221,13 +250,12 @@ def row_prints(case: PackCase, filled: Any) -> Ints:
     )
     route = replace(filled.route, placement=placed(apart), cut=Cut(kind="whole"))
     alone = replace(filled, route=route)
-    multipliers = _multipliers(int(width.max()))
+    multipliers = _multipliers_for(int(width.max()))
     prints = np.zeros(len(case.rows), dtype=np.int64)
-    for start in range(0, apart.total, 1 << 20):
-        at = np.arange(start, min(start + (1 << 20), apart.total), dtype=np.int64)
+    for at in _ranges(apart.total, case.room.slots):
         segment = find_segments(apart.cu_seqlens_padded, at)
         bits = _bits(case, case.values(alone, at))
-        np.add.at(prints, segment, bits * multipliers[at - apart.cu_seqlens_padded[segment]])
+        np.add.at(prints, segment, bits * multipliers(at - apart.cu_seqlens_padded[segment]))
     return prints
 
 

@@ -26,6 +26,7 @@ from opdtool.checks.recipes import (
     trace,
 )
 from opdtool.checks.recipes_values import Cells, Floats, Slots, Values
+from opdtool.checks.room import Room
 from opdtool.core.layout import PackedLayout, PackGeometry
 
 Tokens = Literal["mask", "ones", "inverse"]
@@ -68,6 +69,11 @@ class PackCase:
     neutral: tuple[float, ...] = (0.0,)
     mismatches: int = 0
     sample: Ints | None = None
+
+    @property
+    def room(self) -> Room:
+        """How much is held at a time."""
+        return self.slots.room
 
     @property
     def right(self) -> Filled | None:

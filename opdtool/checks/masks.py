@@ -19,15 +19,12 @@ from opdtool.checks.hypotheses import MaskCase, close
 from opdtool.checks.masks_sample import sample_slots
 from opdtool.checks.recipes import Bools, Cut, Ints, find_segments, uncut
 from opdtool.checks.recipes_values import Floats, as_numbers
+from opdtool.checks.room import ROOM
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.packing import fill_pieces
 from opdtool.findings import MAX_PLACES
 
-BLOCK = 1 << 20
-"""Slots, or batch values, that are compared at a time."""
-LONG = 1 << 24
-"""A sequence of more slots or columns than this is compared in pieces."""
 MOST_WEIGHTS = 4096
 """More distinct weights than this are not remembered: any finite weight may be right then."""
 MOST_SAMPLED = 1 << 16
@@ -54,7 +51,8 @@ class Count:
     def add(self, slots: Ints, expected: Floats, actual: Floats) -> None:
         """More slots of the pack, with what they should hold and what they do."""
         self.count += len(slots)
-        order = np.argsort(slots, kind="stable")[:MAX_PLACES]
+        ascending = bool((slots[1:] >= slots[:-1]).all())
+        order = slice(MAX_PLACES) if ascending else np.argsort(slots, kind="stable")[:MAX_PLACES]
         more = zip(
             slots[order].tolist(), expected[order].tolist(), actual[order].tolist(), strict=True
         )
@@ -94,9 +92,9 @@ def scan_mask(case: MaskCase) -> MaskScan:
         _scan_alone(case, scan)
         return scan
     layout = case.layout
-    for start, stop in segment_blocks(layout, case.width):
+    for start, stop in segment_blocks(layout, case.width, case.room.values):
         part = layout.part(start, stop)
-        if max(part.total, case.width) > LONG:
+        if max(part.total, case.width) > case.room.long:
             _scan_long(case, start, scan)
             continue
         weights = _weights(case, part.sequence_index)
@@ -107,11 +105,12 @@ def scan_mask(case: MaskCase) -> MaskScan:
     case.mismatches = scan.values.count
     if case.mismatches:
         case.sample = sample_slots(case.slots.total, scan.wrong)
+    scan.wrong.clear()
     return scan
 
 
 def segment_blocks(
-    layout: PackedLayout, width: int, block: int = BLOCK
+    layout: PackedLayout, width: int, block: int = ROOM.values
 ) -> Iterator[tuple[int, int]]:
     """Segments [start, stop) of at most ``block`` slots or batch values, or one alone."""
     size = np.cumsum(np.maximum(layout.padded_lengths, width))
@@ -185,11 +184,15 @@ def _scan_piece(
     expected, actual = comparable(expected, actual)
     if torch.equal(expected, actual):
         return
-    wanted, found = expected.double().numpy(), actual.double().numpy()
-    bad = np.flatnonzero(~close(wanted, found, case.atol))
-    if len(bad):
-        slots = rank * (0 if case.whole else layout.local_total) + base + bad
-        _count(case, layout, slots, wanted[bad], found[bad], scan)
+    first = rank * (0 if case.whole else layout.local_total) + base
+    for start in range(0, part.local_total, case.room.slots):
+        stop = min(start + case.room.slots, part.local_total)
+        if torch.equal(expected[start:stop], actual[start:stop]):
+            continue
+        wanted, found = (one[start:stop].double().numpy() for one in (expected, actual))
+        bad = np.flatnonzero(~close(wanted, found, case.atol))
+        if len(bad):
+            _count(case, layout, first + start + bad, wanted[bad], found[bad], scan)
 
 
 def _scan_long(case: MaskCase, segment: int, scan: MaskScan) -> None:
@@ -202,8 +205,8 @@ def _scan_long(case: MaskCase, segment: int, scan: MaskScan) -> None:
     first, last = (offsets if case.whole else offsets // layout.cp_size).tolist()
     trained = False
     for rank in range(len(case.slots.pieces)):
-        for start in range(first, last, BLOCK):
-            stop = min(start + BLOCK, last)
+        for start in range(first, last, case.room.slots):
+            stop = min(start + case.room.slots, last)
             slots = rank * size + np.arange(start, stop, dtype=np.int64)
             wanted = np.asarray(case.values(right, slots), dtype=np.float64)
             found = case.slots.pieces[rank](start, stop).double().numpy()
@@ -282,12 +285,12 @@ def _out_of_range(case: MaskCase, scan: MaskScan) -> Count:
     weights: set[float] = set()
     if not scan.odd or case.layout is None:
         return found
-    for start, stop in segment_blocks(case.layout, case.width):
+    for start, stop in segment_blocks(case.layout, case.width, case.room.values):
         rows = case.layout.part(start, stop).sequence_index
         if len(rows) == 0 or len(weights) > MOST_WEIGHTS:
             continue
-        for first in range(0, case.width, LONG):
-            columns = slice(first, min(first + LONG, case.width))
+        for first in range(0, case.width, case.room.long):
+            columns = slice(first, min(first + case.room.long, case.width))
             weights.update(np.unique(as_numbers(_weights(case, rows, columns))).tolist())
     if len(weights) > MOST_WEIGHTS:
         return found

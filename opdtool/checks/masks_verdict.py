@@ -90,7 +90,12 @@ def check_mask(
 ) -> MaskPack:
     """Check one pack's mask by the layout that its offsets gave."""
     case = MaskCase(
-        slots=Slots(pieces=dumped.pieces, sizes=dumped.sizes, decode=as_numbers),
+        slots=Slots(
+            pieces=dumped.pieces,
+            sizes=dumped.sizes,
+            decode=as_numbers,
+            room=weights.tokens.room,
+        ),
         rows=outcome.rows,
         lengths=outcome.lengths,
         width=width,
@@ -102,7 +107,9 @@ def check_mask(
         shift=dumped.shift,
         atol=dumped.atol,
     )
-    return MaskPack(name=dumped.name, case=case, scan=scan_mask(case))
+    scan = scan_mask(case)
+    case.slots.forget()
+    return MaskPack(name=dumped.name, case=case, scan=scan)
 
 
 def _uneven(outcome: LayoutOutcome, dumped: DumpedMask) -> LayoutOutcome:

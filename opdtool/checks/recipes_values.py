@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from opdtool.checks.recipes import Ints
+from opdtool.checks.room import ROOM, Room
 
 Values = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-CELLS = 1 << 22
-"""How many values are held or read at a time."""
 GAP = 1 << 12
 """Places nearer than this are read in one go."""
 
@@ -75,15 +74,20 @@ class Cells:
     width: int
     decode: Callable[[Tensor], Values]
     token_size: int = 1
+    room: Room = ROOM
     _rows: dict[int, Values] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Let go of the rows at hand."""
+        self._rows.clear()
 
     def at(self, rows: Ints, columns: Ints) -> Values:
         """The value at each (row, column), one a place."""
         if len(rows) == 0:
             return self._decoded(self.batch.read(self.name, slice(0, 0)))[:0].reshape(-1)
-        wanted, which = np.unique(rows, return_inverse=True)
-        room = max(1, CELLS // max(1, self.width * self.token_size))
-        if self.width * self.token_size > CELLS:
+        wanted, which = _distinct(rows)
+        room = max(1, self.room.cells // max(1, self.width * self.token_size))
+        if self.width * self.token_size > self.room.cells:
             return self._windows(rows, columns)
         if len(wanted) <= room:
             return self._gather(wanted, which, columns)
@@ -99,7 +103,7 @@ class Cells:
     def _gather(self, wanted: Ints, which: Ints, columns: Ints) -> Values:
         missing = [row for row in wanted.tolist() if row not in self._rows]
         if missing:
-            if (len(self._rows) + len(missing)) * self.width > CELLS:
+            if (len(self._rows) + len(missing)) * self.width > self.room.cells:
                 self._rows.clear()
                 missing = wanted.tolist()
             block = self._decoded(self.batch.read(self.name, _neighbours(missing)))
@@ -111,7 +115,7 @@ class Cells:
         """Rows too long to hold: read in runs of columns that are near each other."""
         place = rows * self.width + columns
         order = np.argsort(place, kind="stable")
-        room = max(1, CELLS // self.token_size)
+        room = max(1, self.room.cells // self.token_size)
         parts = []
         for first, last in runs(place[order], room, rows[order]):
             here = order[first:last]
@@ -127,6 +131,17 @@ class Cells:
         """A block [k, s, ...] as one number a token, [k, s]."""
         shape = block.shape[:2]
         return self.decode(block.flatten(0, 1)).reshape(shape)
+
+
+def _distinct(values: Ints) -> tuple[Ints, Ints]:
+    """The distinct values, sorted, and which of them each one is: one run of equal values
+    after the other, for a pack asks for whole stretches of a row."""
+    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
+    if 4 * len(edges) > len(values):
+        return np.unique(values, return_inverse=True)
+    runs_of = values[np.concatenate([[0], edges])]
+    distinct, which = np.unique(runs_of, return_inverse=True)
+    return distinct, np.repeat(which, np.diff(edges, prepend=0, append=len(values)))
 
 
 def _neighbours(rows: list[int]) -> slice | Ints:
@@ -166,7 +181,12 @@ class Slots:
     sizes: Sequence[int]
     decode: Callable[[Tensor], Values]
     token_size: int = 1
+    room: Room = ROOM
     _kept: Values | None = None
+
+    def forget(self) -> None:
+        """Let go of what was kept."""
+        self._kept = None
 
     @property
     def total(self) -> int:
@@ -189,11 +209,11 @@ class Slots:
 
     def take(self, slots: Ints) -> Values:
         """The values of sorted slots, in any number."""
-        if self._kept is None and self.total * self.token_size <= CELLS:
+        if self._kept is None and 8 * self.total * self.token_size <= self.room.cells:
             self._kept = self.read(0, self.total)
         if self._kept is not None:
             return self._kept[slots]
-        room = max(1, CELLS // self.token_size)
+        room = max(1, self.room.cells // self.token_size)
         parts = []
         for first, last in runs(slots, room):
             begin = int(slots[first])
@@ -203,5 +223,5 @@ class Slots:
 
     def blocks(self) -> list[tuple[int, int]]:
         """The whole dump as (start, stop) in blocks that fit the memory."""
-        step = max(1, CELLS // (4 * self.token_size))
+        step = max(1, min(self.room.slots, self.room.cells // (4 * self.token_size)))
         return [(at, min(at + step, self.total)) for at in range(0, self.total, step)]

@@ -108,7 +108,6 @@ def command(
             f"--shift {shift} with --convention unshifted: an unshifted mask has no shift; "
             "leave one of them out"
         )
-    parse_size(max_memory)
     job = VerifyMaskJob(
         dump=tuple(dump),
         batch=tuple(batch),
@@ -118,6 +117,7 @@ def command(
         geometry=options,
         rename=parse_renames(rename),
         device=device,
+        max_memory=parse_size(max_memory),
     )
     tp_size, cp_size = dump_sizes(dump, tp, cp)
     with open_ranks(

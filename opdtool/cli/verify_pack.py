@@ -82,7 +82,6 @@ def command(
         pad_packed_to=pad_packed_to,
         tail=tail and tail.value,
     )
-    parse_size(max_memory)
     job = VerifyPackJob(
         dump=tuple(dump),
         batch=tuple(batch),
@@ -90,6 +89,7 @@ def command(
         rename=parse_renames(rename),
         row_aligned=tuple(row_aligned),
         device=device,
+        max_memory=parse_size(max_memory),
     )
     tp_size, cp_size = dump_sizes(dump, tp, cp)
     with open_ranks(

@@ -24,6 +24,7 @@ from opdtool.checks.masks_verdict import (
 )
 from opdtool.checks.recipes_values import Cells, as_numbers
 from opdtool.checks.registry import check_name
+from opdtool.checks.room import DEFAULT, ROOM, Room
 from opdtool.checks.strips import Ids, strip_of
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
@@ -53,6 +54,7 @@ class VerifyMaskJob:
     geometry: GeometryOptions = field(default_factory=GeometryOptions)
     rename: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
+    max_memory: int = DEFAULT
 
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded", "sequence_index")
@@ -98,7 +100,7 @@ def _opened(job: VerifyMaskJob) -> Iterator[_Opened]:
             geometry=geometry,
             files=files,
             batch=batch,
-            weights=mask_weights(batch),
+            weights=mask_weights(batch, Room.within(job.max_memory)),
         )
 
 
@@ -162,7 +164,7 @@ def _refuse_nothing(job: VerifyMaskJob, checked: Sequence[Checked]) -> None:
         )
 
 
-def mask_weights(batch: Batch) -> MaskWeights:
+def mask_weights(batch: Batch, room: Room = ROOM) -> MaskWeights:
     """The batch's masks.
 
     Raises:
@@ -178,7 +180,9 @@ def mask_weights(batch: Batch) -> MaskWeights:
         dtype = torch.promote_types(dtype, sample.dtype)
     plain = not dtype.is_floating_point or dtype == torch.float64
     return MaskWeights(
-        tokens=Cells(batch=batch, name="token_mask", width=batch.width, decode=as_numbers),
+        tokens=Cells(
+            batch=batch, name="token_mask", width=batch.width, decode=as_numbers, room=room
+        ),
         sample=np.ones(batch.rows)
         if sample is None
         else np.asarray(sample.to(torch.float64).numpy()),

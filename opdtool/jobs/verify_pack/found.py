@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from opdtool.checks.content_verdict import ContentPack
 from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.layout_outcome import LayoutOutcome
 from opdtool.checks.masks_findings import MaskPack
+from opdtool.checks.recipes_values import Cells, Values
 from opdtool.checks.registry import check_name
+from opdtool.checks.room import ROOM, Room
 from opdtool.core.layout import PackGeometry
 from opdtool.findings import Finding, Status
 from opdtool.io.batch import Batch
@@ -23,11 +28,38 @@ class PackRun:
     batch: Batch
     geometry: PackGeometry
     weights: MaskWeights | None
+    room: Room = ROOM
+    cells: dict[tuple[str, bool, bool], Cells] = field(default_factory=dict)
+    """By tensor and how its values are told apart: all packs share the rows at hand."""
     outcomes: list[tuple[str, LayoutOutcome]] = field(default_factory=list)
     tensors: dict[str, list[ContentPack]] = field(default_factory=dict)
     masks: list[MaskPack] = field(default_factory=list)
     loose: dict[str, list[Finding]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
+
+    def cells_of(
+        self,
+        source: str,
+        decode: Callable[[Tensor], Values],
+        token_size: int,
+        *,
+        wide: bool,
+        floats: bool,
+    ) -> Cells:
+        """The batch's values of one tensor, one a token."""
+        key = (source, wide, floats)
+        if key not in self.cells:
+            for others in self.cells.values():
+                others.forget()
+            self.cells[key] = Cells(
+                batch=self.batch,
+                name=source,
+                width=self.batch.width,
+                decode=decode,
+                token_size=token_size,
+                room=self.room,
+            )
+        return self.cells[key]
 
     def note(self, pack: str, code: str, status: Status, message: str, tensor: str) -> None:
         """A finding on one pack that is merged with those of the others."""

@@ -32,7 +32,8 @@ from opdtool.checks.masks import neighbours
 from opdtool.checks.masks_findings import MaskFindings
 from opdtool.checks.masks_sample import sample_slots
 from opdtool.checks.masks_verdict import DumpedMask, check_mask, merge_findings
-from opdtool.checks.recipes_values import Cells, Slots, as_keys
+from opdtool.checks.recipes_values import Slots, as_keys
+from opdtool.checks.room import DEFAULT, Room
 from opdtool.checks.strips import strip_of
 from opdtool.core.errors import InputError
 from opdtool.findings import Report, Section, Status
@@ -68,6 +69,7 @@ class VerifyPackJob:
     rename: Mapping[str, str] = field(default_factory=dict)
     row_aligned: Sequence[str] = ()
     device: str = "auto"
+    max_memory: int = DEFAULT
 
 
 DERIVED: Mapping[str, Kind] = {
@@ -86,13 +88,14 @@ def _opened(job: VerifyPackJob) -> Iterator[tuple[PackRun, tuple[DumpPack, ...]]
     """What every rank opens to check a dump, with nothing found yet, and the dump's packs."""
     groups = group_dump(job.dump, job.geometry.cp)
     resolved = replace(job.geometry, cp=groups.cp).resolve(groups.recorded)
-    files = DumpFiles(job.rename)
+    files, room = DumpFiles(job.rename), Room.within(job.max_memory)
     with _open_batch(job, groups.row_aligned) as batch, closing(files):
         run = PackRun(
             files=files,
             batch=batch,
             geometry=pack_geometry(resolved),
-            weights=mask_weights(batch) if "token_mask" in batch.token_aligned else None,
+            room=room,
+            weights=mask_weights(batch, room) if "token_mask" in batch.token_aligned else None,
         )
         yield run, groups.packs
 
@@ -120,6 +123,8 @@ def _check_share(topology: Topology, job: VerifyPackJob) -> bytes:
         for pack in topology.share_with_all(packs):
             found.append(replace(run, outcomes=[], tensors={}, masks=[], loose={}, unknown=set()))
             check_pack(found[-1], pack)
+        for cells in run.cells.values():
+            cells.forget()
         return pack_up(found, run.shared)
 
 
@@ -364,6 +369,7 @@ def _check_tensor(
             sizes=[each.slots for each in shape],
             decode=decode,
             token_size=size,
+            room=run.room,
         ),
         rows=outcome.rows,
         lengths=outcome.lengths,
@@ -373,15 +379,7 @@ def _check_tensor(
         whole=whole or run.geometry.cp_size == 1,
         dump_lengths=outcome.dump_lengths,
         kind=kind,
-        cells=Cells(
-            batch=run.batch,
-            name=source,
-            width=run.batch.width,
-            decode=decode,
-            token_size=size,
-        )
-        if batch_has
-        else None,
+        cells=run.cells_of(source, decode, size, wide=wide, floats=floats) if batch_has else None,
         own_ids=own_ids,
     )
     fill = common_fill(case)
@@ -392,6 +390,8 @@ def _check_tensor(
     )
     if case.mismatches:
         case.sample = sample_slots(case.slots.total, scan.wrong)
+    scan.wrong.clear()
+    case.slots.forget()
     found = ContentPack(name=pack.name, tensor=name, case=case, scan=scan, hashed=size > 1)
     if floats and size == 1:
         as_floats(scan.values, wide)
