@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from opdtool.io.writer import TensorFileWriter, TensorSpec
 
 SUFFIX = ".safetensors"
+MASK = "draft_token_mask"
 
 
 def command(
@@ -151,10 +152,12 @@ def run(job: BuildMaskJob) -> BuiltMask:
 
     from opdtool.core.plan import BinOptions, plan_packs
     from opdtool.io.batch import open_batch
+    from opdtool.io.fileset import FileSet, recover
     from opdtool.io.writer import TensorFileWriter, check_output
 
     geometry = pack_geometry(job.geometry.resolve())
     paths = mask_paths(job.output, geometry.cp_size)
+    recover(job.output)
     for path in paths:
         check_output(path, force=job.force)
     with open_batch(job.batch, rename=job.rename) as batch:
@@ -167,12 +170,15 @@ def run(job: BuildMaskJob) -> BuiltMask:
                 f"the mask has {layout.total} slots, more than int32 cumulative lengths can "
                 "count; split the batch: opdtool pack --max-tokens"
             )
-        with ExitStack() as stack:
-            files = [
-                stack.enter_context(TensorFileWriter(path, _specs(batch, layout), force=job.force))
-                for path in paths
-            ]
-            trained = _write(batch, layout, files, job.max_memory)
+        specs = _specs(batch, layout)
+        if paths == (job.output,):
+            with TensorFileWriter(job.output, specs, force=job.force) as file:
+                trained = _write(batch, layout, [file], job.max_memory)
+        else:
+            with FileSet(job.output, paths, force=job.force) as out, ExitStack() as stack:
+                files = [stack.enter_context(out.tensor_file(path, specs)) for path in paths]
+                trained = _write(batch, layout, files, job.max_memory)
+                out.finish()
     return BuiltMask(paths=paths, layout=layout, trained=trained)
 
 
@@ -187,7 +193,7 @@ def _specs(batch: Batch, layout: PackedLayout) -> list[TensorSpec]:
         dtype = torch.promote_types(dtype, sample.dtype)
     entries = layout.num_segments + 1
     return [
-        TensorSpec("draft_token_mask", dtype_code(dtype), (1, layout.local_total)),
+        TensorSpec(MASK, dtype_code(dtype), (1, layout.local_total)),
         TensorSpec("cu_seqlens", "I32", (entries,)),
         TensorSpec("cu_seqlens_padded", "I32", (entries,)),
         TensorSpec("sequence_index", "I64", (layout.num_rows,)),
@@ -202,6 +208,7 @@ def _write(
     import torch
 
     from opdtool.checks.masks import neighbours, segment_blocks
+    from opdtool.checks.room import Room
     from opdtool.core.masks import draft_token_mask, token_weights
 
     small = {
@@ -212,14 +219,44 @@ def _write(
     for file in files:
         for name, values in small.items():
             file.write(name, values)
-    sample, trained = batch.sample_mask(), 0
-    for start, stop in segment_blocks(layout, batch.width, max(1, max_memory // 64)):
+    sample, trained, room = batch.sample_mask(), 0, Room.within(max_memory)
+    for start, stop in segment_blocks(layout, batch.width, room.values):
         part, base = layout.part(start, stop), layout.local_start(start)
+        if max(part.total, batch.width) > room.long:
+            trained += _write_long(batch, part, base, files, room.values)
+            continue
         rows = part.sequence_index
         block = batch.token_mask(neighbours(rows))
         weights = token_weights(block, None if sample is None else sample[torch.from_numpy(rows)])
         for rank, file in enumerate(files):
             mask = draft_token_mask(weights, part, cp_rank=rank)
             trained += int((mask != 0).sum())
-            file.write("draft_token_mask", mask.unsqueeze(0), 0, base)
+            file.write(MASK, mask.unsqueeze(0), 0, base)
+    return trained
+
+
+def _write_long(
+    batch: Batch, part: PackedLayout, base: int, files: Sequence[TensorFileWriter], step: int
+) -> int:
+    """Fill every rank's share of one sequence that is too long to be held, some columns of its
+    row at a time; what no column fills stays zero. Returns how many slots have weight."""
+    from opdtool.core.masks import draft_pieces, token_weights
+
+    first_row = int(part.sequence_index[0]) if part.num_rows else 0
+    row = slice(first_row, first_row + part.num_rows)  # none, where it is a tail
+    sample = batch.sample_mask()
+    kept = None if sample is None else sample[row]
+    pieces = [draft_pieces(part, cp_rank=rank, limit=batch.width) for rank in range(len(files))]
+    for file, filled in zip(files, pieces, strict=True):
+        file.leave_zero(MASK, part.local_total - int(filled.count.sum()))
+    trained = 0
+    for first in range(0, batch.width if part.num_rows else 0, step):
+        columns = slice(first, min(first + step, batch.width))
+        weights = token_weights(batch.token_mask(row, columns), kept)[0]
+        for file, filled in zip(files, pieces, strict=True):
+            here = filled.clip(columns.start, columns.stop)
+            for to, at, count in zip(here.dst, here.position, here.count, strict=True):
+                run = weights[at - first : at - first + count]
+                trained += int((run != 0).sum())
+                file.write(MASK, run.unsqueeze(0), 0, base + int(to))
     return trained

@@ -108,6 +108,63 @@ def _refuse_loss(path: Path, inputs: Iterable[Path]) -> None:
             )
 
 
+class NameLock:
+    """The right to write under one name, from :meth:`take` to :meth:`release`."""
+
+    def __init__(self, path: Path, shown: Path) -> None:
+        self._shown = shown
+        self._path = path.with_name(f".{path.name}.lock")
+        self._handle = -1
+
+    @property
+    def held(self) -> bool:
+        """Whether it is: a file system may have no locks."""
+        return self._handle >= 0
+
+    def take(self) -> None:
+        """Take the lock.
+
+        Raises:
+            InputError: another run holds it.
+        """
+        with undisturbed():
+            self._take()
+
+    def _take(self) -> None:
+        while True:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            handle = os.open(self._path, flags, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(handle)
+                if error.errno in _NO_LOCKS:
+                    # A file system without locks: the final rename still lets one run win.
+                    self._path.unlink(missing_ok=True)
+                    return
+                if error.errno == errno.EWOULDBLOCK:
+                    raise InputError(
+                        f"{self._shown}: another run is writing it now; wait for that one to end, "
+                        "or name another output"
+                    ) from None
+                raise
+            # The one before may have removed the file between our open and our lock.
+            with contextlib.suppress(FileNotFoundError):
+                if _same(handle, self._path):
+                    self._handle = handle
+                    return
+            os.close(handle)
+
+    def release(self) -> None:
+        """Let the next run have the name."""
+        with undisturbed():
+            handle, self._handle = self._handle, -1
+            if handle >= 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)
+                os.close(handle)
+
+
 class Target:
     """The right to write one output, and the names to build it under.
 
@@ -129,14 +186,12 @@ class Target:
         token = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.temporary = self._sibling(f"tmp-{token}")
         self._aside = self._sibling(f"old-{token}")
-        self._lock_path = self._sibling("lock")
-        self._lock = -1
+        self._lock = NameLock(self.path, self.shown)
         try:
             with writing(self.shown):
                 os.makedirs(self.path.parent, exist_ok=True)
-                with _undisturbed():
-                    self._take_lock()
-                if self._lock >= 0:
+                self._lock.take()
+                if self._lock.held:
                     self._sweep()
             check_output(self.shown, force=force, directory=directory)
         except BaseException:
@@ -145,31 +200,6 @@ class Target:
 
     def _sibling(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}")
-
-    def _take_lock(self) -> None:
-        while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            lock = os.open(self._lock_path, flags, 0o666)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(lock)
-                if error.errno in _NO_LOCKS:
-                    # A file system without locks: the final rename still lets one run win.
-                    self._lock_path.unlink(missing_ok=True)
-                    return
-                if error.errno == errno.EWOULDBLOCK:
-                    raise InputError(
-                        f"{self.shown}: another run is writing it now; wait for that one to end, "
-                        "or name another output"
-                    ) from None
-                raise
-            # The one before may have removed the file between our open and our lock.
-            with contextlib.suppress(FileNotFoundError):
-                if _same(lock, self._lock_path):
-                    self._lock = lock
-                    return
-            os.close(lock)
 
     def _sweep(self) -> None:
         """Remove what killed runs left; put back an old output that nothing replaced."""
@@ -236,16 +266,11 @@ class Target:
         """Remove what was not moved in, and let the next run have the name."""
         with contextlib.suppress(OSError):
             remove(self.temporary)
-        with _undisturbed():
-            lock, self._lock = self._lock, -1
-            if lock >= 0:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._lock_path)
-                os.close(lock)
+        self._lock.release()
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Signals that end a run wait: a lock is taken or given back whole, or not at all."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:

@@ -262,26 +262,28 @@ class Batch:
         self._refuse_not_finite(mask, "sample_mask", np.arange(self.rows))
         return mask
 
-    def token_mask(self, rows: slice | Rows = slice(None)) -> Tensor:
-        """[rows, S] in the dtype that is stored; not [B, S] or not finite is refused."""
+    def token_mask(self, rows: slice | Rows = slice(None), columns: slice | None = None) -> Tensor:
+        """[rows, S], or some columns of it, in the dtype that is stored; not [B, S] or not
+        finite is refused."""
         info = self.info("token_mask")
         if info.shape != (self.rows, self.width):
             raise InputError(
                 f"{self._parts[0].path}: token_mask is {list(info.shape)}; "
                 f"[{self.rows}, {self.width}] is expected, one weight a token"
             )
-        mask = self.read("token_mask", rows)
+        mask = self.read("token_mask", rows, columns)
         numbers = np.arange(self.rows)[rows] if isinstance(rows, slice) else np.asarray(rows)
-        self._refuse_not_finite(mask, "token_mask", numbers)
+        self._refuse_not_finite(mask, "token_mask", numbers, columns.start if columns else 0)
         return mask
 
-    def _refuse_not_finite(self, mask: Tensor, name: str, rows: Rows) -> None:
-        """``rows`` are the numbers of the mask's rows in the batch."""
+    def _refuse_not_finite(self, mask: Tensor, name: str, rows: Rows, column: int = 0) -> None:
+        """``rows`` are the numbers of the mask's rows in the batch, ``column`` of its first
+        column."""
         place = first_not_finite(mask)
         if place is None:
             return
         path, row = self.file_of(int(rows[place[0]]))
-        index = ", ".join(str(part) for part in (row, *place[1:]))
+        index = ", ".join(str(part) for part in (row, *(at + column for at in place[1:])))
         raise InputError(
             f"{path}: {name}[{index}] is {mask[place].item()}; a finite weight is expected"
         )

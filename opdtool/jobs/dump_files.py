@@ -150,6 +150,8 @@ def _by_name(
         if rank in group:
             raise InputError(f"{path} and {group[rank]} are the same rank of the same pack")
         group[rank] = path
+    from opdtool.io.fileset import interrupted_set
+
     assert size is not None
     packs = []
     for (parent, stem), group in ranks.items():
@@ -158,6 +160,11 @@ def _by_name(
             raise InputError(
                 f"{parent / stem}: {len(group)} of {size} context-parallel files; the file of "
                 f"rank {missing[0]} (.cp{missing[0]}of{size}) is missing"
+            )
+        if interrupted_set(parent / f"{stem}.safetensors"):
+            raise InputError(
+                f"{parent / stem}: its files are being replaced, or a run was killed doing so; "
+                "wait for that run to end, or run the command that wrote them again"
             )
         ordered = tuple(group[rank] for rank in range(size))
         packs.append(DumpPack(name=stem, files=ordered, tagged=True))

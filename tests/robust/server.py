@@ -2,8 +2,10 @@
 
 Reads one JSON object a line: ``argv``, and optionally ``after`` (seconds) with ``signal``,
 ``limits`` (of ``resource``, by name), ``stdout`` (``closed``: a pipe that nobody reads),
-``plain`` (root gives up what it may do beyond other users) and ``cwd``. Answers with one line:
-exit status, seconds, what was printed. Forks are cheap, so that a hundred of them can be
+``plain`` (root gives up what it may do beyond other users), ``cwd`` and ``dies_before`` (the
+number of a call that gives or takes a name, before which the process kills itself; one of
+``calls``, where those are given). Answers with one line: exit status, seconds, what was printed.
+Forks are cheap, so that a hundred of them can be
 killed, and all of it in the command's own work.
 """
 
@@ -20,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -29,6 +32,27 @@ def drop_capabilities() -> None:
         version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
         nothing = (ctypes.c_uint32 * 6)()
         assert ctypes.CDLL(None).capset(version_3, nothing) == 0
+
+
+CALLS = ("link", "rename", "replace", "unlink", "rmdir", "mkdir")
+"""What gives a file its name, or takes one away."""
+
+
+def die_before(number: int, names: Sequence[str] = CALLS) -> None:
+    """Kill this process before its call ``number`` (from 0) that gives a file its name or takes
+    one away."""
+    calls = iter(range(number + 1))
+
+    def mortal(call: Any) -> Any:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if next(calls, number) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return made
+
+    for name in names:
+        setattr(os, name, mortal(getattr(os, name)))
 
 
 def child(request: dict[str, Any], out: int, err: int) -> None:
@@ -50,6 +74,8 @@ def child(request: dict[str, Any], out: int, err: int) -> None:
         resource.setrlimit(getattr(resource, name), (value, value))
     if request.get("plain"):
         drop_capabilities()
+    if "dies_before" in request:
+        die_before(request["dies_before"], request.get("calls", CALLS))
     sys.argv = ["opdtool", *request["argv"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
