@@ -18,7 +18,8 @@ import torch
 from benchmarks.harness import Row, main, run
 from opdtool.io.checkpoints import HeadSpec
 from opdtool.io.writer import TensorFileWriter, TensorSpec, save_tensors
-from opdtool.jobs.reconstruct.inputs import ReconstructJob, make_plan
+from opdtool.jobs.reconstruct.inputs import make_plan
+from opdtool.jobs.reconstruct.job import ReconstructJob
 from opdtool.jobs.reconstruct.run import run as reconstruct
 from opdtool.jobs.reconstruct.sizes import sizes_for
 

@@ -217,7 +217,7 @@ def command(
     import torch
 
     from opdtool.io.checkpoints import parse_head_specs
-    from opdtool.jobs.reconstruct.inputs import ReconstructJob
+    from opdtool.jobs.reconstruct.job import ReconstructJob
     from opdtool.jobs.reconstruct.run import run
 
     job = ReconstructJob(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from opdtool.findings import Report
 from opdtool.io.checkpoints import HeadSpec
-from opdtool.jobs.reconstruct.inputs import ReconstructJob
+from opdtool.jobs.reconstruct.job import ReconstructJob
 from opdtool.jobs.reconstruct.run import run
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -124,7 +124,8 @@ def test_replicas_share_out_every_tile_of_a_rank_once(replicas: int, memory: int
     from opdtool.io.checkpoints import HeadSpec
     from opdtool.jobs.reconstruct.engine import run_rank
     from opdtool.jobs.reconstruct.files import Files
-    from opdtool.jobs.reconstruct.inputs import ReconstructJob, make_plan
+    from opdtool.jobs.reconstruct.inputs import make_plan
+    from opdtool.jobs.reconstruct.job import ReconstructJob
 
     heads = [HeadSpec(i, FIXTURES / f"teacher-{n}", None) for i, n in enumerate("ab")]
     payload = FIXTURES / "teacher_hidden.safetensors"

@@ -2,76 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from opdtool.core.bounds import precision_behind
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints, as_offsets
 from opdtool.core.rebuild import TokenGrid
 from opdtool.core.teacher import check_heads, check_multipliable, check_routes
 from opdtool.core.vocab import ids_from_d2t
-from opdtool.io.checkpoints import HeadSpec, open_draft
+from opdtool.io.checkpoints import open_draft
 from opdtool.io.tensors import TensorSource, check_renames, open_tensors
 from opdtool.jobs.reconstruct.bounds import plan_bound
 from opdtool.jobs.reconstruct.find import (
     find_heads,
-    find_sharded,
     integers,
     meta,
     naming,
     shard_sizes,
     tensor_at,
 )
-from opdtool.jobs.reconstruct.masks import scored_tokens, slot_weights
-from opdtool.jobs.reconstruct.plan import HeadAt, Plan, Sharded, TensorAt
-
-HIDDEN, LOGITS, INDEX = (
-    "teacher_full_hidden_states",
-    "teacher_full_logits",
-    "opd_full_teacher_index",
-)
-SAMPLE_TOKENS, SAMPLE_COLUMNS = 16, 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconstructJob:
-    """All that ``opdtool reconstruct`` was asked to do."""
-
-    payload: Path
-    heads: Sequence[HeadSpec] = ()
-    norms: Mapping[int, HeadSpec] = field(default_factory=dict)
-    norm_eps: float | None = None
-    norm_offset: float = 0.0
-    output: Path | None = None
-    kind: str = "auto"
-    tp: int | None = None
-    cp: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    pad_vocab: int = 1
-    student_seq_len: int | None = None
-    packed: bool = False
-    compute: torch.dtype | None = None
-    d2t: Path | None = None
-    reference: Sequence[Path] = ()
-    student: Sequence[Path] = ()
-    logprobs: Path | None = None
-    batch: Sequence[Path] = ()
-    rtol: float | None = None
-    atol: float | None = None
-    rename: Mapping[str, str] = field(default_factory=dict)
-    force: bool = False
-    max_memory: int = 1 << 30
-    device: str = "auto"
-    ranks: str = "simulated"
-    timeout: float = 300.0
+from opdtool.jobs.reconstruct.job import HIDDEN, INDEX, LOGITS, ReconstructJob, check_options
+from opdtool.jobs.reconstruct.logprobs import scored_tokens
+from opdtool.jobs.reconstruct.masks import slot_weights
+from opdtool.jobs.reconstruct.plan import HeadAt, Plan, TensorAt
+from opdtool.jobs.reconstruct.recorded import recorded, with_logits
 
 
 def make_plan(job: ReconstructJob) -> Plan:
@@ -81,11 +39,11 @@ def make_plan(job: ReconstructJob) -> Plan:
         InputError: whatever cannot be right: see the contract's sections 3.6, 4, 5.4 and 6.
     """
     used: set[str] = set()
-    _check_options(job)
+    check_options(job)
     with open_tensors([job.payload], rename=job.rename, strict_rename=False) as source:
         kind, payload = _payload(source, job)
-        reference = _recorded(job, "reference", used)
-        student = _recorded(job, "student", used)
+        reference = recorded(job, "reference", used)
+        student = recorded(job, "student", used)
         tp_size, cp_size = shard_sizes(job.tp, job.cp, job.reference, job.student)
         layout, grid, lengths = _layout(source, payload, job, cp_size)
         heads, routes = _heads(source, payload, kind, job, lengths, used)
@@ -116,7 +74,7 @@ def make_plan(job: ReconstructJob) -> Plan:
             softcap=job.softcap,
             budget=job.max_memory,
         )
-        plan = _with_logits(plan, job, reference, student)
+        plan = with_logits(plan, job, reference, student)
         weights, masked = slot_weights(plan, job, source, used)
         plan = replace(plan, weights=weights, masked=masked)
         if job.logprobs is not None:
@@ -130,25 +88,6 @@ def make_plan(job: ReconstructJob) -> Plan:
 @dataclass(frozen=True)
 class _Used:
     used_renames: set[str]
-
-
-def _check_options(job: ReconstructJob) -> None:
-    if job.compute is not None:
-        check_multipliable("--compute-dtype", job.compute)
-    for name, value in (("--logit-scale", job.scale), ("--logit-softcap", job.softcap)):
-        if value is not None and not (np.isfinite(value) and value > 0):
-            raise InputError(f"{name} is {value}; it must be a finite number above 0")
-    for name, value in (("--rtol", job.rtol), ("--atol", job.atol)):
-        if value is not None and not (np.isfinite(value) and value >= 0):
-            raise InputError(f"{name} is {value}; it must be a finite number of at least 0")
-    if not job.reference and (job.rtol is not None or job.atol is not None) and not job.logprobs:
-        raise InputError("--rtol and --atol are for a comparison: add --reference or --logprobs")
-    if job.packed and job.student_seq_len is not None:
-        raise InputError(
-            "--student-seq-len is for rows of a batch; a pack's length is in its cu_seqlens_padded"
-        )
-    if job.norm_eps is not None and not (np.isfinite(job.norm_eps) and job.norm_eps >= 0):
-        raise InputError(f"--norm-eps is {job.norm_eps}; it must be a finite number of at least 0")
 
 
 def _payload(source: TensorSource, job: ReconstructJob) -> tuple[str, TensorAt]:
@@ -323,96 +262,3 @@ def _draft(path: Path, vocabulary: int, rename: Mapping[str, str], used: set[str
     except InputError as error:
         raise InputError(f"--d2t {path}: {error}") from error
     return as_offsets(ids)
-
-
-def _recorded(job: ReconstructJob, what: str, used: set[str]) -> Sharded | None:
-    paths = job.reference if what == "reference" else job.student
-    if not paths:
-        return None
-    names = (LOGITS, "teacher_logits") if what == "reference" else ("student_logits",)
-    return find_sharded(paths, f"--{what}", names, job.rename, used)
-
-
-def _with_logits(
-    plan: Plan, job: ReconstructJob, reference: Sharded | None, student: Sharded | None
-) -> Plan:
-    """The plan with its reference and student, once their shapes are known to fit."""
-    for side in (reference, student):
-        if side is not None:
-            _check_positions(plan, side)
-    if reference is not None:
-        if plan.draft is not None and reference.width != plan.real:
-            reference = replace(reference, gathered=True)
-            _check_gathered(plan, reference)
-        plan = replace(plan, reference=reference)
-        precision = _precision(plan, reference)
-        plan = replace(
-            plan, precision=precision, bound=plan_bound(plan, precision, job.rtol, job.atol)
-        )
-    if student is not None:
-        if plan.draft is not None and student.width != plan.real:
-            student = replace(student, gathered=True)
-            _check_gathered(plan, student)
-        elif student.width not in (plan.real, plan.columns) or student.uneven:
-            raise InputError(
-                f"--student has {student.width} columns, but {plan.real} are rebuilt; "
-                "divergences need the same vocabulary on both sides"
-            )
-        plan = replace(plan, student=student)
-    if not plan.own_windows and plan.columns % plan.tp_size:
-        name = "vocabulary" if plan.draft is None else f"draft vocabulary of --d2t {job.d2t}"
-        advice = (
-            "pad it with --pad-vocab-to-multiple-of"
-            if plan.draft is None
-            else f"take a --tp that divides {plan.columns}, or build a map of a multiple of "
-            f"{plan.tp_size}"
-        )
-        raise InputError(
-            f"the {name} of {plan.columns} columns is not divisible by TP {plan.tp_size} "
-            f"(remainder {plan.columns % plan.tp_size}); {advice}"
-        )
-    if job.output is not None and plan.own_windows:
-        raise InputError(
-            "the shards of --reference are cut otherwise than evenly; check them without -o first"
-        )
-    return plan
-
-
-def _check_positions(plan: Plan, side: Sharded) -> None:
-    at = side.files[0, 0]
-    rows, width, _ = at.shape
-    padded = plan.layout.total // plan.rows
-    if side.cp_size > 1:
-        least = most = padded // plan.cp_size
-    else:
-        least, most = plan.grid.width, padded
-    if rows != plan.rows or not least <= width <= most:
-        raise InputError(
-            f"{side.what} {at.path}: {at.name} has shape {list(at.shape)}, but "
-            f"[{plan.rows}, {least}, ...] is rebuilt{' a rank' if side.cp_size > 1 else ''}; "
-            "give the logits of the same rows and positions (--student-seq-len, --packed?)"
-        )
-
-
-def _check_gathered(plan: Plan, side: Sharded) -> None:
-    if side.width < plan.vocabulary:
-        raise InputError(
-            f"{side.what} has {side.width} columns; expected the {plan.real} draft columns or the "
-            f"whole vocabulary of {plan.vocabulary}"
-        )
-
-
-def _precision(plan: Plan, reference: Sharded) -> torch.dtype:
-    """What the reference's values hold, or were made of, from a few tokens."""
-    at = reference.files[0, 0]
-    if at.dtype == torch.bfloat16:
-        return at.dtype
-    B, S, V = at.shape
-    with open_tensors([at.path]) as source:
-        rows = [0] if B == 1 else [0, B // 2, B - 1]
-        parts: list[Tensor] = []
-        for row in sorted(set(rows)):
-            for s in sorted({0, S // 3, S // 2, max(0, S - 2)}):
-                box = (slice(row, row + 1), slice(s, s + 1), slice(0, min(V, SAMPLE_COLUMNS)))
-                parts.append(source.read(at.name, *box).flatten())
-    return precision_behind(torch.cat(parts), scale=plan.scale, softcap=plan.softcap)

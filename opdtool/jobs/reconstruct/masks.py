@@ -1,11 +1,10 @@
-"""What each slot counts, and the tokens that recorded log-probabilities speak of."""
+"""What each slot counts: the masks of a batch or a pack, or what is real."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,11 +14,8 @@ from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import draft_token_mask, token_weights
 from opdtool.core.offsets import Ints
 from opdtool.io.tensors import TensorSource, open_tensors
-from opdtool.jobs.reconstruct.find import integers
-from opdtool.jobs.reconstruct.plan import Floats, Plan, Scored
-
-if TYPE_CHECKING:
-    from opdtool.jobs.reconstruct.inputs import ReconstructJob
+from opdtool.jobs.reconstruct.job import ReconstructJob
+from opdtool.jobs.reconstruct.plan import Floats, Plan
 
 
 def slot_weights(
@@ -31,16 +27,16 @@ def slot_weights(
     masks are there; else every real position counts one.
     """
     with ExitStack() as stack:
-        sources = _beside(job.batch, job, payload, used, stack)
-        token = _first(sources, "token_mask")
-        ready = _first(sources, "draft_token_mask") if plan.packed else None
+        sources = beside(job.batch, job, payload, used, stack)
+        token = first_with(sources, "token_mask")
+        ready = first_with(sources, "draft_token_mask") if plan.packed else None
         if ready is not None:
             mask = ready.read("draft_token_mask").reshape(-1).to(torch.float64)
             return _filled(plan, mask, "draft_token_mask"), True
         if token is None:
             return _real(plan, plan.lengths), False
         mask = token.read("token_mask").to(torch.float64)
-        sample = _first(sources, "sample_mask")
+        sample = first_with(sources, "sample_mask")
         factor = None if sample is None else sample.read("sample_mask").reshape(-1)
         rows = plan.rows
         if plan.packed and mask.numel() != plan.layout.total and mask.ndim == 2:
@@ -70,63 +66,7 @@ def slot_weights(
         return found, True
 
 
-def scored_tokens(plan: Plan, job: ReconstructJob, payload: TensorSource, used: set[str]) -> Scored:
-    """Recorded log-probabilities beside the tokens they are of, by slot.
-
-    ``logprobs`` is [B, S], entry t scoring token t and entry 0 ignored, or [B, S-1], entry t
-    scoring token t + 1: either way the logits of slot t - 1 (or t) predict the token.
-    """
-    assert job.logprobs is not None
-    if plan.draft is not None:
-        raise InputError("--logprobs are over the whole vocabulary; leave out --d2t")
-    if plan.packed:
-        raise InputError("--logprobs is for a batch [B, S]; leave out --packed")
-    with ExitStack() as stack:
-        source = stack.enter_context(
-            open_tensors([job.logprobs], rename=job.rename, strict_rename=False)
-        )
-        used.update(source.used_renames)
-        info = source.require("logprobs")
-        sources = [source, *_beside(job.batch, job, payload, used, stack)]
-        ids_in = _first(sources, "input_ids")
-        if ids_in is None:
-            raise InputError(
-                f"neither {job.logprobs} nor {job.payload} holds input_ids, the tokens that were "
-                "scored; add --batch BATCH"
-            )
-        ids = integers(ids_in, "input_ids").numpy()
-        B, S = plan.rows, ids.shape[1] if ids.ndim == 2 else -1
-        if ids.ndim != 2 or len(ids) != B:
-            raise InputError(f"input_ids has shape {list(ids.shape)}; expected [{B}, S]")
-        if info.shape not in ((B, S), (B, S - 1)) or not info.torch_dtype.is_floating_point:
-            raise InputError(
-                f"{job.logprobs}: logprobs is {info.dtype} {list(info.shape)}; expected floats "
-                f"[{B}, {S}], entry t scoring token t, or [{B}, {S - 1}]"
-            )
-        values = source.read("logprobs").to(torch.float64).numpy()
-    values = values[:, 1:] if values.shape[1] == S else values
-    token = np.full(plan.layout.total, -1, np.int64)
-    recorded = np.zeros(plan.layout.total)
-    for b in range(B):
-        count = max(0, min(int(plan.lengths[b]), S) - 1)
-        at = slice(int(plan.layout.cu_seqlens_padded[b]), None)
-        token[at][:count] = ids[b, 1 : 1 + count]
-        recorded[at][:count] = values[b, :count]
-    if plan.masked and plan.weights is not None:
-        # Prompts are not sampled: what is recorded for them is anything.
-        token[plan.weights == 0] = -1
-    outside = (token >= plan.real) | (token < -1)
-    if outside.any():
-        raise InputError(
-            f"input_ids holds token {int(token[outside][0])}, outside the head's vocabulary of "
-            f"{plan.real}"
-        )
-    if not (token >= 0).any():
-        raise InputError(f"{job.logprobs}: no token is scored: rows are short, or masked whole")
-    return Scored(token=token, recorded=recorded, dtype=info.torch_dtype)
-
-
-def _beside(
+def beside(
     batch: Sequence[Path],
     job: ReconstructJob,
     payload: TensorSource,
@@ -141,7 +81,8 @@ def _beside(
     return [source, payload]
 
 
-def _first(sources: Sequence[TensorSource], name: str) -> TensorSource | None:
+def first_with(sources: Sequence[TensorSource], name: str) -> TensorSource | None:
+    """The first source that holds a tensor, if any does."""
     return next((source for source in sources if name in source), None)
 
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from opdtool.checks import teacher as checks
-from opdtool.core.bounds import EPS
-from opdtool.core.offsets import Ints
 from opdtool.findings import Bars, Diagnosis, Finding, Report, Scalar, Section, Table
-from opdtool.jobs.reconstruct.inputs import ReconstructJob
+from opdtool.jobs.reconstruct.figures import format_number, number
+from opdtool.jobs.reconstruct.job import ReconstructJob
+from opdtool.jobs.reconstruct.logprobs import compare_scores
 from opdtool.jobs.reconstruct.merge import Compared, Located, Part, compared, locate
 from opdtool.jobs.reconstruct.plan import Floats, Plan, Sharded
+from opdtool.jobs.reconstruct.student import compare_student, divergence_table
 
 REBUILT = "teacher_logits"
 
@@ -42,14 +42,14 @@ def make_report(
     if identity is not None:
         findings.append(identity)
     if plan.scored is not None:
-        finding, scores = _scored(plan, parts)
+        finding, scores = compare_scores(plan, parts)
         findings.append(finding)
         stats["logprobs"] = scores
     if plan.student is not None:
-        finding, divergences = _divergences(plan, parts)
+        finding, divergences = compare_student(plan, parts)
         findings.append(finding)
         stats["student"] = divergences
-        sections.append(_divergence_table(divergences))
+        sections.append(divergence_table(divergences))
     return Report(
         command="reconstruct",
         geometry={
@@ -237,165 +237,3 @@ def _error_bars(found: Compared) -> Bars:
         values=tuple(float(count) for count in counts),
         limit=float(max(counts)),
     )
-
-
-def _scored(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str, Any]]:
-    """Recorded log-probabilities against those of the rebuilt logits."""
-    assert plan.scored is not None
-    found: list[tuple[Ints, Ints, Floats, Floats, Floats]] = []
-    for part in parts:
-        result = part.result
-        assert result.softmax is not None
-        assert result.token_logits is not None
-        slots = plan.layout.cu_seqlens_padded[result.unit] + result.position
-        some = np.flatnonzero(plan.scored.token[slots] >= 0)
-        lse = result.softmax.log_sum_exp.to(torch.float64).numpy()
-        own = result.token_logits.to(torch.float64).numpy() - lse
-        bound = _score_bound(plan, part)
-        found.append(
-            (
-                result.unit[some],
-                result.position[some],
-                own[some],
-                plan.scored.recorded[slots[some]],
-                bound[some],
-            )
-        )
-    unit, position, own, recorded, bound = (
-        np.concatenate([one[k] for one in found]) for k in range(5)
-    )
-    assert plan.score_bound is not None
-    if plan.score_bound.given:
-        allowed = plan.score_bound.absolute + plan.score_bound.relative * np.abs(recorded)
-    else:
-        eps = max(torch.finfo(plan.scored.dtype).eps, EPS)
-        allowed = bound + 4 * eps * (np.abs(recorded) + 1)
-    error = np.abs(own - recorded)
-    with np.errstate(invalid="ignore"):
-        error = np.where(own == recorded, 0.0, np.nan_to_num(error, nan=np.inf, posinf=np.inf))
-    # What is recorded may not be finite, and then what is allowed is not either.
-    right = (error == 0) | (np.isfinite(error) & (error <= allowed))
-    wrong = np.flatnonzero(~right)
-    order = np.lexsort((position[wrong], unit[wrong]))[:10]
-    first = [
-        {
-            "sequence": int(unit[i]),
-            "position": int(position[i]) + 1,
-            "expected": number(float(own[i])),
-            "actual": number(float(recorded[i])),
-        }
-        for i in wrong[order].tolist()
-    ]
-    worst = int(np.argmax(error))
-    finding = checks.logprobs_match("logprobs", len(error), len(wrong), float(error[worst]), first)
-    stats = {
-        "tokens": len(error),
-        "mismatches": len(wrong),
-        "max_abs_error": {
-            "value": number(float(error[worst])),
-            "place": {"sequence": int(unit[worst]), "position": int(position[worst]) + 1},
-        },
-        "mean_abs_error": number(float(error.mean())),
-        "least_tolerance": {"atol": number(float(error.max()))},
-    }
-    return finding, stats
-
-
-def _score_bound(plan: Plan, part: Part) -> Floats:
-    """How far a log-probability may be off at each position: twice what a logit may be.
-
-    A log-sum-exp moves by no more than the most that any of its logits does.
-    """
-    result, bound = part.result, plan.score_bound
-    assert bound is not None
-    most = max(abs(result.extent.low), abs(result.extent.high))
-    rows = result.row_norms.to(torch.float64).numpy()
-    columns = result.greatest_norms
-    product = bound.accumulation * columns[0] * rows[0] + bound.operand * columns[1] * rows[1]
-    found: Floats = 2 * (bound.relative * most + product + bound.absolute)
-    return found
-
-
-def _divergences(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str, Any]]:
-    """Divergences of student and teacher, weighed by the mask."""
-    assert plan.student is not None
-    assert plan.weights is not None
-    columns: dict[str, list[Floats]] = {name: [] for name in _DIVERGENCES}
-    units, positions, weights = [], [], []
-    for part in parts:
-        assert part.result.divergence is not None
-        found = part.result.divergence.result()
-        for name in _DIVERGENCES:
-            columns[name].append(getattr(found, name).to(torch.float64).numpy())
-        slots = plan.layout.cu_seqlens_padded[part.result.unit] + part.result.position
-        units.append(part.result.unit)
-        positions.append(part.result.position)
-        weights.append(plan.weights[slots])
-    unit, position = np.concatenate(units), np.concatenate(positions)
-    weight = np.concatenate(weights)
-    counted = weight != 0
-    values = {name: np.concatenate(parts) for name, parts in columns.items()}
-    stats: dict[str, Any] = {
-        "weight": number(float(weight.sum())),
-        "positions": int(counted.sum()),
-        "weighted_by": "draft token mask" if plan.masked else "real positions",
-    }
-    for name, label in _DIVERGENCES.items():
-        value = values[name]
-        total = float(weight.sum())
-        mean = float((value[counted] * weight[counted]).sum() / total) if total else math.nan
-        entry: dict[str, Any] = {"mean": number(mean)}
-        if counted.any():
-            some = np.flatnonzero(counted)
-            at = int(some[np.argmax(np.nan_to_num(value[some], nan=np.inf))])
-            entry["max"] = number(float(value[at]))
-            entry["place"] = {"sequence": int(unit[at]), "position": int(position[at])}
-        stats[label] = entry
-    both = np.isfinite(values["forward"]) & np.isfinite(values["reverse"])
-    bad = np.flatnonzero(counted & ~both)
-    order = np.lexsort((position[bad], unit[bad]))[:10]
-    first = [{"sequence": int(unit[i]), "position": int(position[i])} for i in bad[order].tolist()]
-    name = next(iter(plan.student.files.values())).name
-    return checks.divergence_finite(name, int(counted.sum()), len(bad), first), stats
-
-
-_DIVERGENCES = {
-    "forward": "forward_kl",
-    "reverse": "reverse_kl",
-    "teacher_entropy": "teacher_entropy",
-    "student_entropy": "student_entropy",
-}
-
-
-def _divergence_table(stats: Mapping[str, Any]) -> Table:
-    names = {
-        "forward_kl": "KL(teacher || student)",
-        "reverse_kl": "KL(student || teacher)",
-        "teacher_entropy": "entropy of the teacher",
-        "student_entropy": "entropy of the student",
-    }
-    rows = []
-    for key, name in names.items():
-        entry = stats[key]
-        place = entry.get("place")
-        where = f"sequence {place['sequence']}, position {place['position']}" if place else ""
-        rows.append((name, format_number(entry["mean"]), format_number(entry.get("max")), where))
-    return Table(
-        title=f"student against teacher, in nats, over {stats['positions']:,} positions "
-        f"weighed by {stats['weighted_by']}",
-        columns=("figure", "mean", "greatest", "where"),
-        rows=tuple(rows),
-        numeric=frozenset({"mean", "greatest"}),
-    )
-
-
-def number(value: float) -> float | str:
-    """A number that JSON can hold: what is not finite becomes a word."""
-    if math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-
-
-def format_number(value: Any) -> str:
-    """Four digits of a number, or the word for what is none."""
-    return f"{value:.4g}" if isinstance(value, float | int) else str(value)

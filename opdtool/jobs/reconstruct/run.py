@@ -27,7 +27,8 @@ from opdtool.jobs.reconstruct.engine import run_rank
 from opdtool.jobs.reconstruct.evidence import FileEvidence, Left
 from opdtool.jobs.reconstruct.files import Files
 from opdtool.jobs.reconstruct.find import shard_sizes
-from opdtool.jobs.reconstruct.inputs import ReconstructJob, make_plan
+from opdtool.jobs.reconstruct.inputs import make_plan
+from opdtool.jobs.reconstruct.job import ReconstructJob
 from opdtool.jobs.reconstruct.merge import Part, compared, merge_ranks
 from opdtool.jobs.reconstruct.plan import Plan, TensorAt
 from opdtool.jobs.reconstruct.report import make_report
