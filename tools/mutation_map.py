@@ -42,7 +42,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/bounds", ("tests/core/test_compare.py", "tests/cli/test_reconstruct_precision.py")),
     ("core/compare", ("tests/core/test_compare.py",)),
     ("checks/compare", ("tests/checks/test_compare.py", "tests/cli/test_compare.py")),
-    ("checks/inspect", ("tests/cli/test_inspect.py",)),
+    ("checks/inspect", ("tests/checks/test_inspect.py", "tests/cli/test_inspect.py")),
     ("checks/vocab", _DRAFT),
     ("checks/vocab_case", _DRAFT),
     ("checks/vocab_faults", _DRAFT),

@@ -143,3 +143,49 @@ def test_infinity_against_a_number_is_no_small_difference(dtype: torch.dtype) ->
     assert found.finding("x").message == (
         "values differ; 1 pair is infinitely far apart; 1 pair holds NaN, which equals nothing"
     )
+
+
+def test_an_error_from_zero_has_no_relative_size() -> None:
+    found = Difference(shape=(2,))
+    found.add(0, torch.tensor([0.0, 1.0]), torch.tensor([4.0, 1.5]))
+    assert (found.max_abs, found.max_rel) == (4.0, 0.5)
+    found = Difference(shape=(1,))
+    found.add(0, torch.tensor([0.0]), torch.tensor([4.0]))
+    assert (found.max_abs, found.max_rel) == (4.0, 0.0)
+    assert found.finding("x").message == "values differ; the greatest difference is 4"
+
+
+@pytest.mark.parametrize(
+    ("actual", "words"),
+    [
+        ([2.0, math.inf], "of finite pairs is 1, relative 1; 1 pair is infinitely far apart"),
+        ([2.0, math.nan], "of finite pairs is 1, relative 1; 1 pair holds NaN, which equals"),
+        ([2.0, 1.0], "values differ; the greatest difference is 1, relative 1"),
+    ],
+)
+def test_the_greatest_difference_says_when_not_all_pairs_are_finite(
+    actual: list[float], words: str
+) -> None:
+    found = Difference(shape=(2,))
+    found.add(0, torch.ones(2), torch.tensor(actual))
+    assert words in found.finding("x").message
+
+
+def test_float8_and_negative_integers_are_compared_by_value() -> None:
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        found = Difference(shape=(3,))
+        left, right = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, -4.0, 0.5])
+        found.add(0, left.to(dtype), right.to(dtype))
+        assert (found.mismatches, found.max_abs, found.max_rel) == (1, 2.0, 1.0)
+    found = Difference(shape=(2,), rtol=0.5)
+    found.add(0, torch.tensor([-8, -8]), torch.tensor([-4, -13]))
+    assert (found.mismatches, found.max_rel) == (1, 0.625)
+    assert [place["actual"] for place in found.first] == [-13]
+
+
+def test_an_integer_tolerance_past_all_distances_passes_and_no_other_does() -> None:
+    least, most = torch.tensor([-(2**63)]), torch.tensor([2**63 - 1])
+    for atol, mismatches in ((2.0**64, 0), (2.0**63, 1), (1.0, 1)):
+        found = Difference(shape=(1,), atol=atol)
+        found.add(0, least, most)
+        assert (found.mismatches, found.max_abs) == (mismatches, 2**64 - 1)
