@@ -189,3 +189,10 @@ def test_an_integer_tolerance_past_all_distances_passes_and_no_other_does() -> N
         found = Difference(shape=(1,), atol=atol)
         found.add(0, least, most)
         assert (found.mismatches, found.max_abs) == (mismatches, 2**64 - 1)
+
+
+def test_float64_is_compared_in_all_its_bits() -> None:
+    found = Difference(shape=(2,))
+    one = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    found.add(0, one, one + torch.tensor([0.0, 2**-51], dtype=torch.float64))
+    assert (found.mismatches, found.max_abs, found.max_rel) == (1, 2**-51, 2**-52)
