@@ -1,4 +1,4 @@
-"""Searches for the number that goes with a fault: a shift, an order, a factor, a cap.
+"""Searches for the number that goes with a fault, a factor or a cap, and for heads that fit.
 
 They propose what fits a few positions; nothing here decides.
 """
@@ -12,124 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from opdtool.checks.teacher_evidence import Evidence, Ints, Spots
+from opdtool.checks.faults_teacher_sample import View, agreeing
+from opdtool.checks.teacher_evidence import Ints
+from opdtool.core.bounds import precision_behind
 from opdtool.core.rebuild import Variant
 
-LEAST_OVERLAP = 8
-"""Columns or positions that two shifted runs must share to be compared at all."""
-CANDIDATES = 8
 MOSTLY = 0.95
-REACH = 2048
-"""How far from a position it is looked for: a whole long sequence would not fit in memory."""
 NEAR = 1e-3
 """How near a number must be to a rounder one to be tried as that."""
-
-
-def column_shifts(evidence: Evidence, spots: Spots, columns: Ints) -> Iterator[int]:
-    """Likely k, other than 0, for which column j of the reference is column j + k rebuilt.
-
-    The normalised correlation of both rows at every distance, by Fourier transform.
-    """
-    size = len(columns)
-    if size < 2 * LEAST_OVERLAP or len(spots) == 0:
-        return
-    made, _ = evidence.variant(spots, columns, Variant())
-    recorded = evidence.recorded(spots, columns)
-    made, recorded = made.double().nan_to_num(0.0, 0.0, 0.0), recorded.double()
-    # What fell off at an edge may be anything: only what could have been made is looked at.
-    low, high = made.amin(dim=-1, keepdim=True), made.amax(dim=-1, keepdim=True)
-    margin = 0.05 * (high - low)
-    possible = (recorded >= low - margin) & (recorded <= high + margin)
-    middle = made.median(dim=-1, keepdim=True)[0]
-    made, recorded = made - middle, torch.where(possible, recorded - middle, 0.0)
-    length = 2 * size
-    both = torch.fft.rfft(made, length) * torch.fft.rfft(recorded, length).conj()
-    product = torch.fft.irfft(both, length).sum(dim=0)
-    shifts = torch.cat([torch.arange(size), torch.arange(-size, 0)])
-    made_energy = _running(made.square().sum(dim=0))
-    recorded_energy = _running(recorded.square().sum(dim=0))
-    # Columns j of the reference with 0 <= j + k < size are shared.
-    low, high = (-shifts).clamp_min(0), size - shifts.clamp_min(0)
-    shared = high - low
-    made_shared = made_energy[(high + shifts).clamp(0, size)] - made_energy[low + shifts]
-    recorded_shared = recorded_energy[high] - recorded_energy[low]
-    energy = made_shared * recorded_shared
-    score = product / energy.clamp_min(1e-30).sqrt()
-    score[(shared < max(LEAST_OVERLAP, size // 64)) | (shifts == 0)] = -torch.inf
-    likely = [at for at in score.topk(min(CANDIDATES, len(score)))[1].tolist() if score[at] > 0.9]
-    # A ring of ranks is shifted both ways at once: the way that shares more columns is meant.
-    yield from sorted((int(shifts[at]) for at in likely), key=lambda k: (abs(k), -k))
-
-
-def _running(values: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=values.dtype), values.cumsum(0)])
-
-
-def position_shifts(evidence: Evidence, columns: Ints) -> Iterator[int]:
-    """Likely k, other than 0, for which position p of the reference is position p + k rebuilt.
-
-    Three positions in the middle of units are looked for among all positions of their unit.
-    """
-    spots = evidence.unit_spots(64)
-    facts = evidence.facts
-    lengths = np.asarray([evidence.length(int(u)) for u in spots.unit])
-    longest = spots.take(np.argsort(-lengths, kind="stable")[:2].astype(np.int64))
-    wrong = evidence.spots(4, 0)
-    votes: dict[int, int] = {}
-    for probe in (longest, wrong):
-        for k in range(len(probe)):
-            one = probe.take(np.asarray([k], np.int64))
-            unit, position = int(one.unit[0]), int(one.position[0])
-            low, high = max(0, position - REACH), min(evidence.length(unit), position + REACH)
-            every = np.arange(low, high, dtype=np.int64)
-            routes = np.full(len(every), facts.routes[unit], np.int64)
-            units = np.full(len(every), unit, np.int64)
-            made, allowed = evidence.rebuilt(units, every, routes, columns)
-            recorded = evidence.recorded(one, columns)
-            agrees = (made - recorded).abs() <= allowed + facts.relative * recorded.abs()
-            fits = mostly(agrees, dim=1)
-            for at in every[fits.numpy()].tolist()[:64]:
-                if at != position:
-                    votes[at - position] = votes.get(at - position, 0) + 1
-    lengths = np.asarray([evidence.length(unit) for unit in range(facts.units)])
-    votes = {shift: count for shift, count in votes.items() if _overlaps(lengths, shift)}
-    best = sorted(votes, key=lambda shift: (-votes[shift], abs(shift), -shift))[:CANDIDATES]
-    # What went round an end is shifted both ways: the way that shares more positions is meant.
-    yield from sorted(best, key=lambda shift: (abs(shift), -shift))
-
-
-def _overlaps(lengths: Ints, shift: int) -> bool:
-    """Whether more than half of all positions, and two of some unit, are still there when all
-    are shifted: any order of a few positions is a shift of one of them."""
-    shared = (lengths - abs(shift)).clip(0)
-    return 2 * int(shared.sum()) > int(lengths.sum()) and int(shared.max(initial=0)) > 1
-
-
-def cp_order(evidence: Evidence, columns: Ints) -> tuple[int, ...] | None:
-    """Which rank's window each context-parallel rank holds, when it is another order."""
-    facts = evidence.facts
-    spots = evidence.spots(64, 192)
-    order = []
-    for rank in range(facts.cp_size):
-        mine = spots.take(np.flatnonzero(spots.cp_rank == rank)[:8].astype(np.int64))
-        if len(mine) == 0:
-            return None
-        recorded = evidence.recorded(mine, columns)
-        held = None
-        for other in (rank, *(q for q in range(facts.cp_size) if q != rank)):
-            whole = [other] * facts.cp_size
-            made, allowed = evidence.variant(mine, columns, Variant(cp_order=tuple(whole)))
-            judged = ~made.isnan()
-            agrees = (made - recorded).abs() <= allowed
-            if bool(judged.any()) and bool(mostly(agrees[judged], dim=0)):
-                held = other
-                break
-        if held is None:
-            return None
-        order.append(held)
-    if order == list(range(facts.cp_size)) or len(set(order)) < facts.cp_size:
-        return None
-    return tuple(order)
 
 
 def mostly(agrees: Tensor, dim: int) -> Tensor:
@@ -137,20 +27,49 @@ def mostly(agrees: Tensor, dim: int) -> Tensor:
     return agrees.float().mean(dim=dim) >= MOSTLY
 
 
-def head_fits(evidence: Evidence, spots: Spots, columns: Ints) -> npt.NDArray[np.bool_]:
-    """Whether each head reproduces the reference at each spot: bool [n, heads]."""
-    facts = evidence.facts
-    recorded = evidence.recorded(spots, columns)
+def heads_fitting(view: View, limit: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Units [n], and whether each head reproduces the reference there: bool [n, heads]."""
+    facts, evidence = view.facts, view.evidence
+    spots = evidence.unit_spots(limit)
+    recorded = evidence.recorded(spots, view.columns)
     fits = np.zeros((len(spots), len(facts.heads)), np.bool_)
     for k, head in enumerate(facts.heads):
-        routes = np.full(len(spots), head, np.int64)
-        made, allowed = evidence.rebuilt(spots.unit, spots.position, routes, columns)
-        agrees = (made - recorded).abs() <= allowed + facts.relative * recorded.abs()
-        fits[:, k] = mostly(agrees | (made == recorded), dim=1).numpy()
-    return fits
+        through = view.base.also(Variant(routes=(head,) * facts.units))
+        made, allowed = evidence.variant(spots, view.columns, through)
+        # A position that lost its logits to a shift says nothing against a head.
+        agrees = agreeing(made, recorded, allowed) | made.isnan()
+        fits[:, k] = mostly(agrees, dim=1).numpy()
+    return spots.unit, fits
 
 
-def best_factor(made: Tensor, recorded: Tensor) -> Iterator[float]:
+def slope(made: Tensor, recorded: Tensor, relative: float = 0.0) -> Iterator[float]:
+    """The factor c for which recorded is c * made plus something of each row; rounded first."""
+    both = made.isfinite() & recorded.isfinite()
+    count = both.sum(dim=-1, keepdim=True).clamp_min(1)
+
+    def centred(values: Tensor) -> Tensor:
+        kept = torch.where(both, values.double(), 0.0)
+        return torch.where(both, kept - kept.sum(dim=-1, keepdim=True) / count, 0.0)
+
+    a, r = centred(made), centred(recorded)
+    energy = float(a.square().sum())
+    if energy > 0:
+        factor = float((a * r).sum()) / energy
+        if factor != 0 and np.isfinite(factor) and abs(factor - 1) > 1e-6:
+            yield from _rounded(factor, relative)
+
+
+def coarser(view: View, *, factor: float | None = None, cap: float | None = None) -> float:
+    """The epsilon of the dtype that logits were rounded to before a factor or a cap, where that
+    is coarser than what is recorded; else 0."""
+    if view.facts.relative <= 0:
+        return 0.0
+    found = precision_behind(view.recorded.flatten(), scale=factor, softcap=cap)
+    eps = float(torch.finfo(found).eps)
+    return eps if eps > view.facts.relative else 0.0
+
+
+def best_factor(made: Tensor, recorded: Tensor, relative: float = 0.0) -> Iterator[float]:
     """The factor c, other than 1, for which c * made is nearest to recorded; rounded first."""
     a, r = _finite(made, recorded)
     large = a.abs() >= a.abs().median() if len(a) else a > 0
@@ -165,10 +84,10 @@ def best_factor(made: Tensor, recorded: Tensor) -> Iterator[float]:
     factor = float((a[near] * r[near]).sum()) / energy
     if factor == 0 or not np.isfinite(factor) or abs(factor - 1) < 1e-6:
         return
-    yield from _rounded(factor)
+    yield from _rounded(factor, relative)
 
 
-def best_cap(made: Tensor, recorded: Tensor) -> Iterator[float]:
+def best_cap(made: Tensor, recorded: Tensor, relative: float = 0.0) -> Iterator[float]:
     """The cap for which cap * tanh(made / cap) is nearest to recorded; rounded first."""
     a, r = _finite(made, recorded)
     if len(a) == 0 or float(r.abs().max()) == 0:
@@ -192,17 +111,20 @@ def best_cap(made: Tensor, recorded: Tensor) -> Iterator[float]:
             high = middle
         else:
             low = middle
-    yield from _rounded((low + high) / 2)
+    yield from _rounded((low + high) / 2, relative)
 
 
-def _rounded(value: float) -> Iterator[float]:
-    """A number as somebody would have typed it, if it is near one, then as it was found."""
+def _rounded(value: float, relative: float) -> Iterator[float]:
+    """A number as somebody would have typed it, if it is near one, then as it was found.
+
+    What is recorded to ``relative`` says the number no better.
+    """
     near: list[float] = []
     for digits in (2, 3, 4):
         near.append(float(f"{value:.{digits}g}"))
         near.append(1 / float(f"{1 / value:.{digits}g}"))  # a temperature divides
     for short in dict.fromkeys(near):
-        if abs(short / value - 1) < NEAR and short != 1:
+        if abs(short / value - 1) < max(NEAR, relative) and short != 1:
             yield short
     yield value
 

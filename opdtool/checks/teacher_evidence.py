@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from opdtool.core.rebuild import Norm, Variant
+from opdtool.core.rebuild import Variant
 
 Ints = npt.NDArray[np.int64]
 
@@ -26,6 +26,8 @@ class Facts:
     heads: tuple[int, ...]
     vocabulary: int
     width: int
+    draft: bool
+    """Whether the columns are those of a draft map, not the whole vocabulary."""
     columns: int
     """Columns that were compared."""
     reference_columns: int
@@ -44,7 +46,9 @@ class Facts:
     """Whether the reference holds less precision than the logits are rebuilt in."""
     precision: str
     relative: float
-    accumulation: float
+    scale: float | None = None
+    softcap: float | None = None
+    """The factor and the cap that were asked for."""
     output_eps: float = 0.0
     """Of the dtype that the rebuilt logits are rounded to before their log-sum-exp is taken."""
 
@@ -94,6 +98,9 @@ class Evidence(Protocol):
     def unit_spots(self, limit: int) -> Spots:
         """One position of each unit (of ``limit`` of them, evenly chosen)."""
 
+    def spots_at(self, unit: Ints, position: Ints) -> Spots:
+        """Given positions of units, those that were compared."""
+
     def wrong_columns(self) -> Ints:
         """Columns of the first mismatches."""
 
@@ -103,15 +110,19 @@ class Evidence(Protocol):
     def recorded(self, spots: Spots, columns: Ints) -> Tensor:
         """The reference at spots and columns, float32 [n, m]."""
 
-    def rebuilt(
-        self, unit: Ints, position: Ints, head: Ints, columns: Ints, *, norm: Norm = "asked"
-    ) -> tuple[Tensor, Tensor]:
-        """Rebuilt logits at tokens, each through a given head, and their bounds' absolute part:
-        what the product may be off by. Float32 [n, m] each."""
-
     def variant(self, spots: Spots, columns: Ints, variant: Variant) -> tuple[Tensor, Tensor]:
         """What a fault would have made at spots and columns, float32 [n, m], NaN where it is
         not judged; and how far the reference may be from it."""
+
+    def tokens(self, unit: Ints, position: Ints, columns: Ints, variant: Variant) -> Tensor:
+        """What a fault makes of tokens, wherever it then puts them: float32 [n, m]."""
+
+    def whole(self, spots: Spots, variant: Variant) -> Tensor:
+        """What a fault makes at spots of the whole vocabulary, of which a draft map takes some
+        columns: float32 [n, V]."""
+
+    def targets(self) -> Ints:
+        """The column of the whole vocabulary that each compared column is."""
 
     def hidden(self, spots: Spots) -> Tensor:
         """The payload's hidden states at spots, float32 [n, H]."""
@@ -119,8 +130,11 @@ class Evidence(Protocol):
     def norm_weight(self, head: int) -> Tensor:
         """The weight that the norm beside a head multiplies by, float32 [H]."""
 
-    def log_sum_exp(self, spots: Spots) -> Tensor:
-        """Of the rebuilt logits, float32 [n]."""
+    def log_sum_exp(
+        self, spots: Spots, variant: Variant, *, over_vocabulary: bool = False
+    ) -> Tensor:
+        """Of the logits that a fault makes, over the columns that are compared or over the whole
+        vocabulary: float32 [n], NaN where it is not judged."""
 
     def confirm(self, variant: Variant, bear: int) -> Unexplained:
         """What of the whole reference is not what the variant makes, where it is judged. The

@@ -6,7 +6,7 @@ Legend: a *unit* is what is routed to one teacher: a row of the batch, or a segm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -28,14 +28,22 @@ class Variant:
     """No norm although one is asked for, or the one that lies beside the head."""
     transposed: bool = False
     """x W instead of x W^T."""
+    unscaled: bool = False
+    """No scale although one is asked for."""
+    uncapped: bool = False
+    """No softcap although one is asked for."""
     factor: float = 1.0
-    """Multiplies the logits."""
+    """Multiplies the logits, behind all that is asked for."""
     softcap: float | None = None
-    """cap * tanh(logit / cap)."""
+    """cap * tanh(logit / cap), behind the factor."""
     log_probs: bool = False
-    """Logits less their log-sum-exp."""
+    """Logits less their log-sum-exp over the columns that are compared."""
+    over_vocabulary: bool = False
+    """That log-sum-exp over the whole vocabulary, of which a draft map takes some columns."""
     column_shift: int = 0
     """Column j holds the logit of column j + shift."""
+    target_shift: int = 0
+    """A draft column of target id t holds the logit of id t + shift."""
     position_shift: int = 0
     """Position p of a unit holds the logits of position p + shift."""
     arrangement: Arrangement = "zigzag"
@@ -46,6 +54,31 @@ class Variant:
     """Judged are the columns before this one alone."""
     slack: float = 0.0
     """Added to the error bound: what the fault itself may round away."""
+    eps: float = 0.0
+    """Of the dtype that the logits were rounded to before the factor or the softcap."""
+
+    def also(self, other: Variant) -> Variant:
+        """This and all departures of ``other``."""
+        departures = {
+            field.name: getattr(other, field.name)
+            for field in fields(other)
+            if getattr(other, field.name) != field.default
+        }
+        return replace(self, **departures)
+
+    @property
+    def summed(self) -> Variant:
+        """What makes the logits that a log-sum-exp is taken of: nothing that moves columns."""
+        return replace(
+            self,
+            log_probs=False,
+            over_vocabulary=False,
+            column_shift=0,
+            target_shift=0,
+            columns=None,
+            slack=0.0,
+            eps=0.0,
+        )
 
 
 RIGHT = Variant()

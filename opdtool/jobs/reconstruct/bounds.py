@@ -76,7 +76,8 @@ def variant_bound(plan: Plan, variant: Variant) -> ErrorBound:
     assert bound is not None
     if bound.given:
         return bound
-    bound = bound.scaled(variant.factor)
+    undone = plan.scale if variant.unscaled and plan.scale else 1.0
+    bound = bound.scaled(variant.factor / undone)
     if variant.softcap is not None:
         bound = replace(bound, relative=2.5 * bound.relative)
     if variant.norm == "beside":
@@ -86,7 +87,9 @@ def variant_bound(plan: Plan, variant: Variant) -> ErrorBound:
             reference=plan.precision or plan.compute,
             operand=operand,
             operand_roundings=roundings,
-            scale=plan.scale or 1.0,
+            scale=(plan.scale or 1.0) * variant.factor / undone,
         )
         bound = replace(bound, operand=normed.operand)
+    if variant.eps:
+        bound = replace(bound, relative=max(bound.relative, variant.eps * (1 + 8 * variant.eps)))
     return replace(bound, absolute=bound.absolute + variant.slack)

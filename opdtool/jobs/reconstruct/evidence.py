@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from opdtool.checks.teacher_evidence import Facts, Spots, Unexplained
 from opdtool.core.offsets import Ints
-from opdtool.core.rebuild import Norm, Variant, slots_of
+from opdtool.core.rebuild import RIGHT, Variant, slots_of
 from opdtool.core.teacher import rms_norm
 from opdtool.jobs.reconstruct.bounds import variant_bound
 from opdtool.jobs.reconstruct.files import Files
@@ -69,6 +70,14 @@ class FileEvidence:
         units, first = np.unique(self._all.unit[order], return_index=True)
         return self._all.take(_spread(order[first], limit) if len(units) > limit else order[first])
 
+    def spots_at(self, unit: Ints, position: Ints) -> Spots:
+        """Given positions of units, those that were compared."""
+        width = int(self._all.position.max(initial=0)) + 1
+        here = (position >= 0) & (position < width)
+        wanted = unit[here] * width + position[here]
+        own = self._all.unit * width + self._all.position
+        return self._all.take(np.flatnonzero(np.isin(own, wanted)))
+
     def wrong_columns(self) -> Ints:
         """Columns of the first mismatches."""
         return np.asarray(sorted({e.column for e in self.found.first}), np.int64)
@@ -111,68 +120,126 @@ class FileEvidence:
                 out[at] = values.float()
         return out
 
-    def rebuilt(
-        self, unit: Ints, position: Ints, head: Ints, columns: Ints, *, norm: Norm = "asked"
-    ) -> tuple[Tensor, Tensor]:
-        """Logits at tokens through given heads, and the bounds' absolute part."""
-        variant = Variant(norm=norm)
-        return self._made(self.plan.grid.flat(unit, position), head, columns, variant)
-
     def variant(self, spots: Spots, columns: Ints, variant: Variant) -> tuple[Tensor, Tensor]:
         """What a fault would have made at spots and columns, NaN where it is not judged."""
         plan = self.plan
-        source = np.full(len(spots), -1, np.int64)
-        unit = spots.unit.copy()
-        for cp_rank in np.unique(spots.cp_rank).tolist():
-            mine = np.flatnonzero(spots.cp_rank == cp_rank)
-            slots = slots_of(plan.layout, cp_rank, plan.grid, variant)
-            source[mine] = slots.source[spots.slot[mine]]
-            unit[mine] = slots.source_unit[spots.slot[mine]]
-        shifted = columns + variant.column_shift
-        judged = (shifted >= 0) & (shifted < plan.real) & (columns < (variant.columns or plan.real))
-        routes = plan.routes if variant.routes is None else np.asarray(variant.routes, np.int64)
+        source, unit = self._behind(spots, variant)
         made = torch.full((len(spots), len(columns)), torch.nan)
         allowed = torch.zeros(len(spots), len(columns))
-        rows, own = np.flatnonzero(source >= 0), np.flatnonzero(judged)
-        if len(rows) and len(own):
-            values, slack = self._made(source[rows], routes[unit[rows]], shifted[own], variant)
+        rows = np.flatnonzero(source >= 0)
+        if len(rows):
+            there = torch.from_numpy(rows)
+            made[there], allowed[there] = self._columns(source[rows], unit[rows], columns, variant)
             if variant.log_probs:
-                values = values - self.log_sum_exp(spots.take(rows))[:, None]
-            at = torch.from_numpy(rows)[:, None], torch.from_numpy(own)[None]
-            made[at], allowed[at] = values, slack
+                sums = self._sums(source[rows], unit[rows], variant.summed, variant.over_vocabulary)
+                made[there] -= sums[:, None]
         if plan.columns > plan.real:  # padding columns hold zeros
             made[:, torch.from_numpy(columns >= plan.real)] = 0.0
         bound = variant_bound(plan, variant)
         recorded = self.recorded(spots, columns).abs().nan_to_num(0.0, 0.0, 0.0)
         return made, allowed + bound.relative * recorded
 
-    def _made(
-        self, source: Ints, head: Ints, columns: Ints, variant: Variant
+    def tokens(self, unit: Ints, position: Ints, columns: Ints, variant: Variant) -> Tensor:
+        """What a fault makes of tokens, wherever it then puts them."""
+        return self._columns(self.plan.grid.flat(unit, position), unit, columns, variant)[0]
+
+    def whole(self, spots: Spots, variant: Variant) -> Tensor:
+        """What a fault makes at spots of the whole vocabulary."""
+        source, unit = self._behind(spots, variant)
+        every = np.arange(self.plan.vocabulary, dtype=np.int64)
+        made = torch.full((len(spots), len(every)), torch.nan)
+        rows = np.flatnonzero(source >= 0)
+        if len(rows):
+            heads = self._routes(variant)[unit[rows]]
+            made[torch.from_numpy(rows)] = self._made(source[rows], heads, every, variant)[0]
+        return made
+
+    def targets(self) -> Ints:
+        """The column of the whole vocabulary that each compared column is."""
+        if self.plan.draft is not None:
+            return self.plan.draft
+        return np.arange(min(self.facts.columns, self.facts.reference_columns), dtype=np.int64)
+
+    def _behind(self, spots: Spots, variant: Variant) -> tuple[Ints, Ints]:
+        """The payload token behind each spot, -1 for none, and the unit it is of."""
+        source = np.full(len(spots), -1, np.int64)
+        unit = spots.unit.copy()
+        for cp_rank in np.unique(spots.cp_rank).tolist():
+            mine = np.flatnonzero(spots.cp_rank == cp_rank)
+            slots = slots_of(self.plan.layout, cp_rank, self.plan.grid, variant)
+            source[mine] = slots.source[spots.slot[mine]]
+            unit[mine] = slots.source_unit[spots.slot[mine]]
+        return source, unit
+
+    def _routes(self, variant: Variant) -> Ints:
+        if variant.routes is None:
+            return self.plan.routes
+        return np.asarray(variant.routes, np.int64)
+
+    def _columns(
+        self, source: Ints, unit: Ints, columns: Ints, variant: Variant
     ) -> tuple[Tensor, Tensor]:
-        """Logits of payload tokens through given heads; and what a product may be off by."""
+        """Logits of payload tokens in columns as a fault fills them, NaN where it is not judged;
+        and what a product may be off by."""
+        plan = self.plan
+        shifted = columns + variant.column_shift
+        judged = (shifted >= 0) & (shifted < plan.real) & (columns < (variant.columns or plan.real))
+        own = np.flatnonzero(judged)
+        wanted = shifted[own] if plan.draft is None else plan.draft[shifted[own]]
+        wanted = wanted + variant.target_shift
+        inside = (wanted >= 0) & (wanted < plan.vocabulary)
+        own, wanted = own[inside], wanted[inside]
+        made = torch.full((len(source), len(columns)), torch.nan)
+        slack = torch.zeros(len(source), len(columns))
+        if len(own):
+            at = torch.from_numpy(own)
+            made[:, at], slack[:, at] = self._made(
+                source, self._routes(variant)[unit], wanted, variant
+            )
+        return made, slack
+
+    def _made(
+        self, source: Ints, head: Ints, wanted: Ints, variant: Variant
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of payload tokens through given heads, in given columns of the vocabulary; and
+        what a product may be off by."""
         plan, files = self.plan, self.files
         bound = variant_bound(plan, variant)
-        wanted = columns if plan.draft is None else plan.draft[columns]
         if plan.kind == "logits":
             made = files.tokens(plan.payload, source, wanted).float()
             slack = torch.full(made.shape, bound.absolute)
         else:
-            made = torch.empty(len(source), len(columns))
-            slack = torch.empty(len(source), len(columns))
+            made = torch.empty(len(source), len(wanted))
+            slack = torch.empty(len(source), len(wanted))
             hidden = files.tokens(plan.payload, source)
             for index in np.unique(head).tolist():
                 rows = torch.from_numpy(np.flatnonzero(head == index))
-                for low in range(0, len(columns), HEAD_ROWS):
+                for low in range(0, len(wanted), HEAD_ROWS):
                     some = slice(low, low + HEAD_ROWS)
                     product, off = self._product(hidden[rows], index, wanted[some], variant)
                     made[rows, some], slack[rows, some] = product, off + bound.absolute
-        factor = (plan.scale or 1.0) * variant.factor
-        if factor != 1.0:
-            made = made * factor
-        for cap in (plan.softcap, variant.softcap):
+        scale = None if variant.unscaled else plan.scale
+        softcap = None if variant.uncapped else plan.softcap
+        for factor, cap in ((scale, softcap), (variant.factor, variant.softcap)):
+            if factor is not None and factor != 1.0:
+                made = made * factor
             if cap is not None:
                 made = cap * (made / cap).tanh()
         return made, slack
+
+    def _sums(self, source: Ints, unit: Ints, variant: Variant, over_vocabulary: bool) -> Tensor:
+        """The log-sum-exps of the logits that a variant makes of payload tokens."""
+        if _moves_only(variant) and not over_vocabulary:
+            own = self.plan.grid.flat(self._all.unit, self._all.position)
+            order = np.argsort(own)
+            return torch.from_numpy(self._lse[order[np.searchsorted(own[order], source)]])
+        every = np.arange(self.plan.vocabulary, dtype=np.int64)
+        ids = every if over_vocabulary else self.targets()
+        heads, total = self._routes(variant)[unit], torch.full((len(source),), -torch.inf)
+        for low in range(0, len(ids), HEAD_ROWS):
+            made, _ = self._made(source, heads, ids[low : low + HEAD_ROWS], variant)
+            total = torch.logaddexp(total, made.logsumexp(dim=-1))
+        return total
 
     def _product(
         self, hidden: Tensor, index: int, columns: Ints, variant: Variant
@@ -186,7 +253,7 @@ class FileEvidence:
         x = hidden.to(plan.compute).float()
         if variant.transposed:
             w = self.files.head_rows(head, slice(0, plan.vocabulary)).t()[torch.from_numpy(columns)]
-        elif len(columns) > 1 and columns[-1] - columns[0] == len(columns) - 1:
+        elif bool((np.diff(columns) == 1).all()):
             w = self.files.head_rows(head, slice(int(columns[0]), int(columns[-1]) + 1))
         else:
             w = self.files.head_rows(head, columns)
@@ -207,9 +274,17 @@ class FileEvidence:
         assert norm is not None
         return self.files.norm_weight(norm).float() + norm.offset
 
-    def log_sum_exp(self, spots: Spots) -> Tensor:
-        """Of the rebuilt logits, float32 [n]."""
-        return torch.from_numpy(self._lse[self._lookup(spots.cp_rank, spots.slot)])
+    def log_sum_exp(
+        self, spots: Spots, variant: Variant, *, over_vocabulary: bool = False
+    ) -> Tensor:
+        """Of the logits that a fault makes, NaN where it is not judged."""
+        source, unit = self._behind(spots, variant)
+        sums = torch.full((len(spots),), torch.nan)
+        rows = np.flatnonzero(source >= 0)
+        if len(rows):
+            found = self._sums(source[rows], unit[rows], variant.summed, over_vocabulary)
+            sums[torch.from_numpy(rows)] = found
+        return sums
 
     def confirm(self, variant: Variant, bear: int) -> Unexplained:
         """What of the whole reference is not what the variant makes, where it is judged."""
@@ -240,6 +315,7 @@ def _facts(plan: Plan, found: Compared) -> Facts:
         heads=tuple(sorted(plan.heads)),
         vocabulary=plan.vocabulary,
         width=plan.width,
+        draft=plan.draft is not None,
         columns=plan.columns,
         reference_columns=plan.columns if reference.gathered else reference.width,
         tp_size=plan.tp_size,
@@ -254,9 +330,15 @@ def _facts(plan: Plan, found: Compared) -> Facts:
         coarser=torch.finfo(precision).eps > torch.finfo(plan.compute).eps,
         precision=str(precision).removeprefix("torch."),
         relative=plan.bound.relative,
-        accumulation=plan.bound.accumulation,
+        scale=plan.scale,
+        softcap=plan.softcap,
         output_eps=torch.finfo(plan.compute).eps if plan.compute.itemsize < 4 else 0.0,
     )
+
+
+def _moves_only(variant: Variant) -> bool:
+    """Whether the logits are the right ones, if in other places."""
+    return replace(variant, position_shift=0, arrangement="zigzag", cp_order=None) == RIGHT
 
 
 def _spread(values: Ints, count: int) -> Ints:

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from opdtool.checks import teacher as checks
-from opdtool.checks.faults_teacher import diagnose
-from opdtool.core.rebuild import Variant
-from opdtool.findings import Diagnosis, Finding, Report
+from opdtool.findings import Finding, Report
 from opdtool.io.background import workers
 from opdtool.io.hashing import sha256_file, sha256_tensor
 from opdtool.io.manifest import Manifest, ManifestInput, has_manifest, make_manifest, read_manifest
@@ -23,13 +21,13 @@ from opdtool.io.tensors import open_tensors
 from opdtool.io.writer import TensorFileWriter, TensorSpec, check_output, dtype_code
 from opdtool.jobs.device import resolve_device
 from opdtool.jobs.progress import progress
+from opdtool.jobs.reconstruct.diagnosis import diagnosed
 from opdtool.jobs.reconstruct.engine import run_rank
-from opdtool.jobs.reconstruct.evidence import FileEvidence, Left
 from opdtool.jobs.reconstruct.files import Files
 from opdtool.jobs.reconstruct.find import shard_sizes
 from opdtool.jobs.reconstruct.inputs import make_plan
 from opdtool.jobs.reconstruct.job import ReconstructJob
-from opdtool.jobs.reconstruct.merge import Part, compared, merge_ranks
+from opdtool.jobs.reconstruct.merge import merge_ranks
 from opdtool.jobs.reconstruct.plan import Plan, TensorAt
 from opdtool.jobs.reconstruct.report import make_report
 from opdtool.jobs.reconstruct.results import RankResult
@@ -56,8 +54,8 @@ def run(job: ReconstructJob) -> Report:
             results = _rebuild(ranks, job, plan, hashes)
             identity = _identity(manifest, hashes)
         parts = merge_ranks(results)
-        diagnosis = _diagnosis(ranks, plan, parts)
-        return make_report(job, plan, parts, identity, diagnosis)
+        found = diagnosed(ranks, plan, parts)
+        return found.said(make_report(job, plan, parts, identity, found.diagnosis))
 
 
 def _inputs(job: ReconstructJob) -> list[Path]:
@@ -65,27 +63,6 @@ def _inputs(job: ReconstructJob) -> list[Path]:
     specs = [*job.heads, *job.norms.values()]
     single = [job.payload, *(p for p in (job.d2t, job.logprobs) if p is not None)]
     return [*single, *(spec.path for spec in specs), *job.reference, *job.student, *job.batch]
-
-
-def _diagnosis(ranks: Ranks, plan: Plan, parts: Sequence[Part]) -> tuple[Diagnosis, ...]:
-    """The known faults that the reference shows."""
-    found = compared(plan, parts)
-    if plan.reference is None or found is None:
-        return ()
-    sums: dict[int, torch.Tensor] = {}
-    for part in parts:
-        comparison = part.result.comparison
-        if comparison is not None:
-            by_slot = sums.setdefault(part.cp_rank, torch.zeros(plan.layout.local_total))
-            by_slot[torch.from_numpy(part.result.slots)] = comparison.rebuilt.log_sum_exp
-
-    def confirm(variant: Variant, bear: int) -> Left:
-        needed = sums if variant.log_probs else {}
-        left = ranks.run_together(try_ranks, plan, variant, needed, bear)
-        return sum(count for count, _ in left), [place for _, places in left for place in places]
-
-    with Files(plan) as files:
-        return diagnose(FileEvidence(files, plan, parts, found, confirm))
 
 
 def _rebuild(
@@ -164,38 +141,6 @@ def _bytes_by_shard(results: Sequence[RankResult]) -> dict[tuple[int, int], int]
 def _shard_spec(plan: Plan) -> TensorSpec:
     shape = (plan.rows, plan.layout.local_total // plan.rows, _local_columns(plan))
     return TensorSpec("teacher_logits", dtype_code(plan.compute), shape)
-
-
-def try_ranks(
-    topology: Topology,
-    plan: Plan,
-    variant: Variant,
-    sums: Mapping[int, torch.Tensor],
-    bear: int,
-) -> Left:
-    """What these ranks' reference holds that is not what a fault would have made."""
-    count: int = 0
-    places: list[tuple[int, int, int]] = []
-    with Files(plan) as files:
-        for cp_rank in topology.cp_ranks:
-            for tp_rank in topology.tp_ranks:
-                result = run_rank(
-                    files,
-                    plan,
-                    tp_rank,
-                    cp_rank,
-                    topology.device,
-                    variant=variant,
-                    log_sum_exp=sums.get(cp_rank),
-                    bear=bear,
-                    share=(topology.dp_rank, topology.dp_size),
-                )
-                assert result.comparison is not None
-                count += result.comparison.mismatches
-                places += [(cp_rank, p.slot, p.column) for p in result.comparison.first]
-                if count > bear:
-                    return count, []
-    return count, places
 
 
 def _write(
