@@ -82,17 +82,29 @@ def logits_match(
 
 
 def logprobs_match(
-    tensor: str, total: int, mismatches: int, greatest: float, first: Places
+    tensor: str,
+    total: int,
+    mismatches: int,
+    greatest: float,
+    first: Places,
+    *,
+    formula: str,
+    least: float,
 ) -> Finding:
-    """OPD504: ``mismatches`` of ``total`` recorded log-probabilities are outside their bounds."""
+    """OPD504: ``mismatches`` of ``total`` recorded log-probabilities are outside the bound; the
+    greatest error is ``greatest`` nats, the worst ``least`` times its bound."""
     if mismatches:
         message = (
-            f"{mismatches:,} of {total:,} recorded log-probabilities differ, by up to "
-            f"{greatest:.6g}, from those of the rebuilt logits"
+            f"{mismatches:,} of {total:,} recorded log-probabilities differ from those of the "
+            f"rebuilt logits, by up to {greatest:.6g}, by more than {formula}; the worst is "
+            f"{least:.4g} times that"
         )
         status: Status = "fail"
     else:
-        message = f"{total:,} recorded log-probabilities agree, the worst within {greatest:.6g}"
+        message = (
+            f"{total:,} recorded log-probabilities agree, within {greatest:.6g}: {formula} "
+            f"(the worst is {least:.4g} of it)"
+        )
         status = "pass"
     return _finding(
         "OPD504", status, message, tensor, mismatches=mismatches, total=total, first=first

@@ -176,7 +176,8 @@ def command(
         typer.Option(
             "--logprobs",
             metavar="FILE",
-            help="Recorded log-probabilities of the sampled tokens to compare with.",
+            help="Recorded log-probabilities of the tokens to compare with: [B, S], [B, S-1], "
+            "or a pack's [1, T].",
             rich_help_panel=_COMPARE,
         ),
     ] = None,

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from opdtool.core.bounds import RowsAndColumns
 from opdtool.core.compare import Comparison
-from opdtool.core.divergence import DivergenceSums, SoftmaxSums
+from opdtool.core.divergence import DivergenceSums
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import RIGHT, Slots, Variant, slots_of
+from opdtool.core.scores import TokenScores
 from opdtool.core.teacher import rms_norm
 from opdtool.jobs.reconstruct.bounds import summing_order, variant_bound
 from opdtool.jobs.reconstruct.files import Files, runs
@@ -52,7 +53,6 @@ def run_rank(
     write: WriteTile | None = None,
     log_sum_exp: Tensor | None = None,
     bear: int | None = None,
-    sums: bool = False,
     share: tuple[int, int] = (0, 1),
     advance: Callable[[int], None] = lambda amount: None,
 ) -> RankResult:
@@ -61,22 +61,20 @@ def run_rank(
     ``variant`` other than the right one makes what a fault would have made, to compare it alone
     with the reference; ``log_sum_exp`` [slots] is for a variant that subtracts it, and
     ``bear`` is how many mismatches it may have before the rest is not looked at, and how many
-    are listed. ``sums`` asks for the softmax sums of the logits and for nothing else. ``share``
-    (i, n) takes every n-th tile of positions alone, from tile i on.
+    are listed. ``share`` (i, n) takes every n-th
+    tile of positions alone, from tile i on.
     """
     with torch.no_grad():
         worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp, share)
         if bear is not None and worker.result.comparison is not None:
             worker.result.comparison.limit = max(bear, 1)
-        if sums:
-            worker.result.softmax = SoftmaxSums(len(worker.order), device)
         for tile in worker.tiles():
             worker.take(tile, write)
             advance(len(tile.rows) * (tile.columns.stop - tile.columns.start))
             found = worker.result.comparison
             if bear is not None and found is not None and found.mismatches > bear:
                 break
-        if variant == RIGHT and not sums:
+        if variant == RIGHT:
             worker.compare_padding()
         if write is not None:
             worker.write_padding(write)
@@ -97,8 +95,6 @@ class _Tile:
     logits: Tensor | None = None
     reference: Tensor | None = None
     student: Tensor | None = None
-    off: Tensor | None = None
-    """Columns that a shift of target ids moved off the vocabulary: not judged."""
 
 
 class _Worker:
@@ -133,7 +129,6 @@ class _Worker:
             self.all.unit[self.order],
             self.all.position[self.order],
             Extent(),
-            row_norms=torch.zeros(2, count),
             share=share[0],
         )
         if plan.reference is not None and plan.bound is not None:
@@ -151,11 +146,9 @@ class _Worker:
             )
         if plan.student is not None and right:
             self.result.divergence = DivergenceSums(count, device)
-        self.tokens: Tensor | None = None
-        if plan.scored is not None and right:
-            self.tokens = _tokens_of(plan, self.result)
-            self.result.softmax = SoftmaxSums(count, device)
-            self.result.token_logits = torch.full((count,), torch.nan)
+        if plan.scored is not None and plan.score_bound is not None and right:
+            tokens = _tokens_of(plan, self.result)
+            self.result.scores = TokenScores(tokens, plan.score_bound, device)
         self.hidden = self.norms = self.head = self.head_norms = None
         self.room = Room(device)
 
@@ -221,10 +214,6 @@ class _Worker:
         shift = self.variant.column_shift
         columns = slice(tile.columns.start + shift, tile.columns.stop + shift)
         wanted = columns if plan.draft is None else plan.draft[columns]
-        if plan.draft is not None and self.variant.target_shift:
-            moved = plan.draft[columns] + self.variant.target_shift
-            wanted = moved.clip(0, plan.vocabulary - 1)
-            tile.off = torch.from_numpy(moved != wanted).to(self.device)
         if plan.kind == "logits":
             tile.logits = files.tokens(plan.payload, self.all.source[slots], wanted)
         else:
@@ -254,9 +243,6 @@ class _Worker:
         self._load(tile)
         logits = self._rebuild(tile)
         result = self.result
-        if tile.off is not None and tile.reference is not None:
-            tile.reference = tile.reference.to(self.device).masked_fill(tile.off, 0)
-            logits = logits.masked_fill(tile.off, 0)
         if result.comparison is not None and tile.reference is not None:
             shared = tile.reference.shape[1]
             result.comparison.add(
@@ -266,9 +252,6 @@ class _Worker:
                 tile.reference.to(self.device),
                 self._row_and_column_norms(tile, shared),
             )
-        if result.softmax is not None and self.tokens is None:
-            result.softmax.add(tile.at, logits.float())
-            return
         if self.variant != RIGHT:
             return
         final = logits
@@ -278,8 +261,9 @@ class _Worker:
         if result.divergence is not None:
             assert tile.student is not None
             result.divergence.add(tile.at, final, tile.student.to(self.device))
-        if result.softmax is not None:
-            self._score(tile, final)
+        if result.scores is not None:
+            norms = self._row_and_column_norms(tile, final.shape[1])
+            result.scores.add(tile.at.start, tile.columns.start, final, norms)
         if write is not None:
             slots = self.order[tile.at]
             for offset, start, count in runs(slots):
@@ -295,17 +279,12 @@ class _Worker:
             self.norms = None
             if self._bounded():
                 self.norms = norms_of(self.hidden, self.sizes.tile)
-                at = slice(tile.at.start, tile.at.start + len(self.hidden))
-                self.result.row_norms[:, at] = torch.stack(self.norms).cpu()
         if tile.head is not None:
             self.head = None
             self.head = tile.head.to(self.device).to(plan.compute)
             tile.head = None
             if self._bounded():
                 self.head_norms = norms_of(self.head, 512)
-                two, four = (float(norms.max()) for norms in self.head_norms)
-                kept = self.result.greatest_norms
-                self.result.greatest_norms = (max(kept[0], two), max(kept[1], four))
             if self._multiplies_wide() and self.head.dtype != torch.float32:
                 self.head = self.head.float()
 
@@ -350,11 +329,9 @@ class _Worker:
             logits = torch.mm(rows, self.head.t(), out=self.room("logits", shape, self.head.dtype))
             if (is_wide(plan) or changed) and logits.dtype.itemsize < 4:
                 logits = logits.float()
-        scale = None if variant.unscaled else plan.scale
-        softcap = None if variant.uncapped else plan.softcap
-        for factor, cap in ((scale, softcap), (variant.factor, variant.softcap)):
-            if factor is not None and factor != 1.0:
-                logits = logits.mul_(factor)
+        if plan.scale is not None or variant.factor != 1.0:
+            logits = logits.mul_((plan.scale or 1.0) * variant.factor)
+        for cap in (plan.softcap, variant.softcap):
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
         if variant.log_probs:
@@ -388,17 +365,6 @@ class _Worker:
                 return
             low, high = float(logits[finite].min()), float(logits[finite].max())
         extent.low, extent.high = min(extent.low, low), max(extent.high, high)
-
-    def _score(self, tile: _Tile, logits: Tensor) -> None:
-        result = self.result
-        assert result.softmax is not None
-        assert result.token_logits is not None
-        assert self.tokens is not None
-        result.softmax.add(tile.at, logits.float())
-        tokens = self.tokens[tile.at] - tile.columns.start
-        rows = ((tokens >= 0) & (tokens < logits.shape[1])).nonzero().flatten()
-        picked = logits[rows.to(self.device), tokens[rows].to(self.device)]
-        result.token_logits[rows + tile.at.start] = picked.float().cpu()
 
     def compare_padding(self) -> None:
         """Compare what the reference holds in columns that pad the vocabulary: zeros here."""

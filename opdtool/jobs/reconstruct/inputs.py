@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from opdtool.core.rebuild import TokenGrid
 from opdtool.core.teacher import check_heads, check_multipliable, check_routes
 from opdtool.core.vocab import ids_from_d2t
 from opdtool.io.checkpoints import open_draft
+from opdtool.io.lengths import read_lengths
 from opdtool.io.tensors import TensorSource, check_renames, open_tensors
 from opdtool.jobs.reconstruct.bounds import plan_bound
 from opdtool.jobs.reconstruct.find import (
@@ -27,7 +29,7 @@ from opdtool.jobs.reconstruct.find import (
 )
 from opdtool.jobs.reconstruct.job import HIDDEN, INDEX, LOGITS, ReconstructJob, check_options
 from opdtool.jobs.reconstruct.logprobs import scored_tokens
-from opdtool.jobs.reconstruct.masks import slot_weights
+from opdtool.jobs.reconstruct.masks import beside, slot_weights
 from opdtool.jobs.reconstruct.plan import HeadAt, Plan, TensorAt
 from opdtool.jobs.reconstruct.recorded import recorded, with_logits
 
@@ -45,7 +47,7 @@ def make_plan(job: ReconstructJob) -> Plan:
         reference = recorded(job, "reference", used)
         student = recorded(job, "student", used)
         tp_size, cp_size = shard_sizes(job.tp, job.cp, job.reference, job.student)
-        layout, grid, lengths = _layout(source, payload, job, cp_size)
+        layout, grid, lengths = _layout(source, payload, job, cp_size, used)
         heads, routes = _heads(source, payload, kind, job, lengths, used)
         first = next(iter(heads.values()), None)
         vocabulary = first.weight.shape[0] if first else payload.shape[2]
@@ -124,7 +126,7 @@ def _payload(source: TensorSource, job: ReconstructJob) -> tuple[str, TensorAt]:
 
 
 def _layout(
-    source: TensorSource, payload: TensorAt, job: ReconstructJob, cp_size: int
+    source: TensorSource, payload: TensorAt, job: ReconstructJob, cp_size: int, used: set[str]
 ) -> tuple[PackedLayout, TokenGrid, Ints]:
     """How units are cut into ranks, where their tokens are in the payload, and how many."""
     B, S, _ = payload.shape
@@ -143,7 +145,7 @@ def _layout(
             )
         offsets = np.arange(B + 1, dtype=np.int64) * padded
         layout = PackedLayout.from_cu_seqlens(offsets, offsets, cp_size=cp_size)
-        return layout, TokenGrid(width=S), _lengths(source, B, S)
+        return layout, TokenGrid(width=S), _lengths(source, job, B, S, used)
     if B != 1:
         raise InputError(
             f"{payload.name} has {B} rows; --packed is for a payload [1, T, H]: leave it out"
@@ -166,16 +168,26 @@ def _layout(
     return layout, TokenGrid(width=S, offsets=offsets), lengths
 
 
-def _lengths(source: TensorSource, B: int, S: int) -> Ints:
-    if "input_lengths" not in source:
-        return np.full(B, S, np.int64)
-    lengths = as_offsets(integers(source, "input_lengths").reshape(-1))
-    if len(lengths) != B or not ((lengths >= 0) & (lengths <= S)).all():
-        raise InputError(
-            f"input_lengths has {len(lengths)} entries up to {int(lengths.max(initial=0))}, but "
-            f"the payload is {B} rows of {S}; expected one length in 0..{S} a row"
-        )
-    return lengths
+def _lengths(source: TensorSource, job: ReconstructJob, B: int, S: int, used: set[str]) -> Ints:
+    """Real tokens of every row, from the payload's file or else from the batch's."""
+    with ExitStack() as stack:
+        for one in reversed(beside(job.batch, job, source, used, stack)):
+            if "input_lengths" not in one and "attention_mask" not in one:
+                continue
+            name = "input_lengths" if "input_lengths" in one else "attention_mask"
+            path = one.path_of(name)
+            width = S
+            if "attention_mask" in one:
+                width = max([S, *one.info("attention_mask").shape[1:2]])
+            lengths, _ = read_lengths(one, path, B, width)
+            long = np.flatnonzero(lengths > S)
+            if len(long):
+                raise InputError(
+                    f"{path}: {name} gives row {long[0]} {lengths[long[0]]} tokens, but the "
+                    f"payload has {S} positions; give the lengths of the same batch"
+                )
+            return lengths
+    return np.full(B, S, np.int64)
 
 
 def _heads(

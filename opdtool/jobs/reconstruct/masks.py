@@ -14,6 +14,7 @@ from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import draft_token_mask, token_weights
 from opdtool.core.offsets import Ints
 from opdtool.io.tensors import TensorSource, open_tensors
+from opdtool.jobs.reconstruct.find import integers
 from opdtool.jobs.reconstruct.job import ReconstructJob
 from opdtool.jobs.reconstruct.plan import Floats, Plan
 
@@ -38,10 +39,12 @@ def slot_weights(
         mask = token.read("token_mask").to(torch.float64)
         sample = first_with(sources, "sample_mask")
         factor = None if sample is None else sample.read("sample_mask").reshape(-1)
-        rows = plan.rows
-        if plan.packed and mask.numel() != plan.layout.total and mask.ndim == 2:
-            # The batch's own masks: one row a segment, none for those behind them.
-            rows = min(len(mask), plan.layout.num_segments)
+        if plan.packed and mask.ndim == 2 and mask.shape != (1, plan.layout.total):
+            # The batch's own masks: a row for each segment.
+            taken = torch.from_numpy(segment_rows(plan, sources, len(mask), "token_mask"))
+            mask = mask[taken.clamp_min(0)] * (taken >= 0)[:, None]
+            if factor is not None and len(factor) > int(taken.max()):
+                factor = factor[taken.clamp_min(0)]
         elif plan.packed:
             packed = _filled(plan, mask.reshape(-1), "token_mask")
             if factor is not None and len(factor) == plan.layout.num_segments:
@@ -49,21 +52,52 @@ def slot_weights(
                     factor.to(torch.float64).numpy(), plan.layout.padded_lengths
                 )
             return _rolled(plan.layout, packed) * _real(plan, plan.lengths), True
-        if mask.ndim != 2 or len(mask) != rows:
+        if mask.ndim != 2 or len(mask) != len(plan.lengths):
             raise InputError(
-                f"token_mask has shape {list(mask.shape)}, but the payload has {rows} rows of "
+                f"token_mask has shape {list(mask.shape)}, but the payload has {plan.rows} rows of "
                 f"{plan.grid.width}; give the masks of the same batch"
             )
         weights = token_weights(mask, None if factor is None else factor.to(torch.float64))
-        behind = plan.layout.num_segments - len(weights)
         short = max(0, int(plan.lengths.max(initial=0)) - weights.shape[1])
-        weights = torch.nn.functional.pad(weights, (0, short, 0, behind))
+        weights = torch.nn.functional.pad(weights, (0, short))
         real = PackedLayout.from_cu_seqlens(
             np.concatenate([[0], np.cumsum(plan.lengths)]).astype(np.int64),
             plan.layout.cu_seqlens_padded,
         )
         found: Floats = draft_token_mask(weights, real).numpy()
         return found, True
+
+
+def segment_rows(plan: Plan, sources: Sequence[TensorSource], rows: int, name: str) -> Ints:
+    """The row of a batch of ``rows`` rows that each unit of the plan is, -1 for a tail.
+
+    ``sequence_index`` says it for the segments of a pack; without one they are rows 0..B-1.
+
+    Raises:
+        InputError: the pack has not as many segments, or an index that is no row.
+    """
+    units = plan.layout.num_segments
+    if not plan.packed:
+        return np.arange(units, dtype=np.int64)
+    tail = int(units > 0 and plan.lengths[-1] == 0)
+    index = first_with(sources, "sequence_index")
+    if index is None:
+        found = np.arange(rows, dtype=np.int64)
+        told = f"{rows} rows and there is no sequence_index"
+    else:
+        found = integers(index, "sequence_index").reshape(-1).numpy()
+        told = f"sequence_index has {len(found)} entries"
+        outside = np.flatnonzero((found < 0) | (found >= rows))
+        if len(outside):
+            raise InputError(
+                f"sequence_index[{outside[0]}] is {found[outside[0]]}, but {name} has {rows} "
+                "rows; give the batch that was packed"
+            )
+    if len(found) not in (units, units - tail):
+        raise InputError(
+            f"{name}: {told}, but the pack has {units} segments; expected one for each"
+        )
+    return np.append(found, np.full(units - len(found), -1, np.int64))
 
 
 def beside(

@@ -73,13 +73,8 @@ def _merge(into: RankResult, other: RankResult) -> None:
         into.divergence.merge(other.divergence)
     if into.softmax is not None and other.softmax is not None:
         into.softmax.merge(other.softmax)
-    if into.token_logits is not None and other.token_logits is not None:
-        into.token_logits = torch.where(
-            into.token_logits.isnan(), other.token_logits, into.token_logits
-        )
-    both = zip(into.greatest_norms, other.greatest_norms, strict=True)
-    two, four = (max(pair) for pair in both)
-    into.greatest_norms = (two, four)
+    if into.scores is not None and other.scores is not None:
+        into.scores.merge(other.scores)
 
 
 def locate(plan: Plan, part: Part, slot: int, column: int) -> tuple[int, int, int, int]:

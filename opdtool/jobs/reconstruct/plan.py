@@ -86,12 +86,14 @@ class Scored:
     """Recorded log-probabilities, by slot of the whole layout [T] (units one after another).
 
     ``token`` int64 is the id that the slot's logits predict, -1 for none; ``recorded`` float64
-    its recorded log-probability; ``dtype`` is what that was stored in.
+    its recorded log-probability; ``dtype`` is the precision of those. ``left_out`` counts the
+    tokens that are not scored, by reason.
     """
 
     token: Ints
     recorded: Floats
     dtype: torch.dtype
+    left_out: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +155,7 @@ class Plan:
         if self.reference is not None and self.own_windows:
             return slice(self.reference.starts[tp_rank], self.reference.starts[tp_rank + 1])
         local = self.columns // self.tp_size
-        # What does not divide is never written, but may be looked at: the last one takes the rest.
-        last = tp_rank == self.tp_size - 1
-        return slice(tp_rank * local, self.columns if last else (tp_rank + 1) * local)
+        return slice(tp_rank * local, (tp_rank + 1) * local)
 
     def shard_name(self, tp_rank: int, cp_rank: int) -> str:
         """The name of one rank's file."""

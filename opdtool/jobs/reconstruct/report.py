@@ -12,7 +12,7 @@ from opdtool.checks import teacher as checks
 from opdtool.findings import Bars, Diagnosis, Finding, Report, Scalar, Section, Table
 from opdtool.jobs.reconstruct.figures import format_number, number
 from opdtool.jobs.reconstruct.job import ReconstructJob
-from opdtool.jobs.reconstruct.logprobs import compare_scores
+from opdtool.jobs.reconstruct.logprobs import compare_scores, scores_note, scores_table
 from opdtool.jobs.reconstruct.merge import Compared, Located, Part, compared, locate
 from opdtool.jobs.reconstruct.plan import Floats, Plan, Sharded
 from opdtool.jobs.reconstruct.student import compare_student, divergence_table
@@ -45,6 +45,8 @@ def make_report(
         finding, scores = compare_scores(plan, parts)
         findings.append(finding)
         stats["logprobs"] = scores
+        sections.append(scores_table(scores))
+        notes.append(scores_note(scores))
     if plan.student is not None:
         finding, divergences = compare_student(plan, parts)
         findings.append(finding)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from opdtool.core.compare import Comparison
 from opdtool.core.divergence import DivergenceSums, SoftmaxSums
 from opdtool.core.offsets import Ints
+from opdtool.core.scores import TokenScores
 
 
 @dataclass(slots=True)
@@ -43,11 +41,7 @@ class RankResult:
     comparison: Comparison | None = None
     divergence: DivergenceSums | None = None
     softmax: SoftmaxSums | None = None
-    token_logits: Tensor | None = None
-    row_norms: Tensor = field(default_factory=lambda: torch.zeros(2, 0))
-    """The 2-norms and 4-norms of the hidden states, [2, n]."""
-    greatest_norms: tuple[float, float] = (0.0, 0.0)
-    """The greatest 2-norm and 4-norm of the head's rows."""
+    scores: TokenScores | None = None
     share: int = 0
     """Which of the data-parallel replicas' shares of the tiles this is."""
     bytes_written: int = 0
@@ -56,7 +50,7 @@ class RankResult:
 
     def to_cpu(self) -> RankResult:
         """The same, fit to travel to another process."""
-        for sums in (self.comparison, self.divergence, self.softmax):
+        for sums in (self.comparison, self.divergence, self.softmax, self.scores):
             if sums is not None:
                 sums.to_cpu()
         return self
