@@ -20,7 +20,7 @@ from torch import Tensor
 
 from opdtool.core.bounds import RowsAndColumns
 from opdtool.core.compare import Comparison
-from opdtool.core.divergence import DivergenceSums
+from opdtool.core.divergence import DivergenceSums, SoftmaxSums
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import RIGHT, Slots, Variant, slots_of
 from opdtool.core.scores import TokenScores
@@ -53,6 +53,7 @@ def run_rank(
     write: WriteTile | None = None,
     log_sum_exp: Tensor | None = None,
     bear: int | None = None,
+    sums: bool = False,
     share: tuple[int, int] = (0, 1),
     advance: Callable[[int], None] = lambda amount: None,
 ) -> RankResult:
@@ -61,20 +62,22 @@ def run_rank(
     ``variant`` other than the right one makes what a fault would have made, to compare it alone
     with the reference; ``log_sum_exp`` [slots] is for a variant that subtracts it, and
     ``bear`` is how many mismatches it may have before the rest is not looked at, and how many
-    are listed. ``share`` (i, n) takes every n-th
-    tile of positions alone, from tile i on.
+    are listed. ``sums`` asks for the softmax sums of the logits and for nothing else. ``share``
+    (i, n) takes every n-th tile of positions alone, from tile i on.
     """
     with torch.no_grad():
         worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp, share)
         if bear is not None and worker.result.comparison is not None:
             worker.result.comparison.limit = max(bear, 1)
+        if sums:
+            worker.result.softmax = SoftmaxSums(len(worker.order), device)
         for tile in worker.tiles():
             worker.take(tile, write)
             advance(len(tile.rows) * (tile.columns.stop - tile.columns.start))
             found = worker.result.comparison
             if bear is not None and found is not None and found.mismatches > bear:
                 break
-        if variant == RIGHT:
+        if variant == RIGHT and not sums:
             worker.compare_padding()
         if write is not None:
             worker.write_padding(write)
@@ -95,6 +98,8 @@ class _Tile:
     logits: Tensor | None = None
     reference: Tensor | None = None
     student: Tensor | None = None
+    off: Tensor | None = None
+    """Columns that a shift of target ids moved off the vocabulary: not judged."""
 
 
 class _Worker:
@@ -214,6 +219,10 @@ class _Worker:
         shift = self.variant.column_shift
         columns = slice(tile.columns.start + shift, tile.columns.stop + shift)
         wanted = columns if plan.draft is None else plan.draft[columns]
+        if plan.draft is not None and self.variant.target_shift:
+            moved = plan.draft[columns] + self.variant.target_shift
+            wanted = moved.clip(0, plan.vocabulary - 1)
+            tile.off = torch.from_numpy(moved != wanted).to(self.device)
         if plan.kind == "logits":
             tile.logits = files.tokens(plan.payload, self.all.source[slots], wanted)
         else:
@@ -243,6 +252,9 @@ class _Worker:
         self._load(tile)
         logits = self._rebuild(tile)
         result = self.result
+        if tile.off is not None and tile.reference is not None:
+            tile.reference = tile.reference.to(self.device).masked_fill(tile.off, 0)
+            logits = logits.masked_fill(tile.off, 0)
         if result.comparison is not None and tile.reference is not None:
             shared = tile.reference.shape[1]
             result.comparison.add(
@@ -252,6 +264,9 @@ class _Worker:
                 tile.reference.to(self.device),
                 self._row_and_column_norms(tile, shared),
             )
+        if result.softmax is not None:
+            result.softmax.add(tile.at, logits.float())
+            return
         if self.variant != RIGHT:
             return
         final = logits
@@ -329,9 +344,11 @@ class _Worker:
             logits = torch.mm(rows, self.head.t(), out=self.room("logits", shape, self.head.dtype))
             if (is_wide(plan) or changed) and logits.dtype.itemsize < 4:
                 logits = logits.float()
-        if plan.scale is not None or variant.factor != 1.0:
-            logits = logits.mul_((plan.scale or 1.0) * variant.factor)
-        for cap in (plan.softcap, variant.softcap):
+        scale = None if variant.unscaled else plan.scale
+        softcap = None if variant.uncapped else plan.softcap
+        for factor, cap in ((scale, softcap), (variant.factor, variant.softcap)):
+            if factor is not None and factor != 1.0:
+                logits = logits.mul_(factor)
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
         if variant.log_probs:

@@ -155,7 +155,9 @@ class Plan:
         if self.reference is not None and self.own_windows:
             return slice(self.reference.starts[tp_rank], self.reference.starts[tp_rank + 1])
         local = self.columns // self.tp_size
-        return slice(tp_rank * local, (tp_rank + 1) * local)
+        # What does not divide is never written, but may be looked at: the last one takes the rest.
+        last = tp_rank == self.tp_size - 1
+        return slice(tp_rank * local, self.columns if last else (tp_rank + 1) * local)
 
     def shard_name(self, tp_rank: int, cp_rank: int) -> str:
         """The name of one rank's file."""
