@@ -10,9 +10,7 @@ Legend: P positions of a tile, v columns of a slice, H width of the hidden state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -21,22 +19,15 @@ from torch import Tensor
 from opdtool.core.bounds import RowsAndColumns
 from opdtool.core.compare import Comparison
 from opdtool.core.divergence import DivergenceSums, SoftmaxSums
-from opdtool.core.offsets import Ints
-from opdtool.core.rebuild import RIGHT, Slots, Variant, slots_of
+from opdtool.core.rebuild import RIGHT, Variant
 from opdtool.core.scores import TokenScores
 from opdtool.core.teacher import rms_norm
 from opdtool.jobs.reconstruct.bounds import summing_order, variant_bound
 from opdtool.jobs.reconstruct.files import Files, runs
 from opdtool.jobs.reconstruct.plan import HeadAt, Plan
 from opdtool.jobs.reconstruct.results import Extent, RankResult
-from opdtool.jobs.reconstruct.sizes import (
-    Room,
-    ahead,
-    is_wide,
-    judged_columns,
-    norms_of,
-    sizes_for,
-)
+from opdtool.jobs.reconstruct.sizes import Room, is_wide, norms_of, sizes_for
+from opdtool.jobs.reconstruct.tiles import Tile, Tiles
 
 WriteTile = Callable[[int, int, Tensor], None]
 """(first slot, first column of the rank's window, logits [P, v]) to the rank's file."""
@@ -66,12 +57,23 @@ def run_rank(
     (i, n) takes every n-th tile of positions alone, from tile i on.
     """
     with torch.no_grad():
-        worker = _Worker(files, plan, tp_rank, cp_rank, device, variant, log_sum_exp, share)
+        student = plan.student is not None and variant == RIGHT and not sums
+        tiles = Tiles(
+            files,
+            plan,
+            (tp_rank, cp_rank),
+            variant,
+            sizes_for(plan),
+            device=device,
+            share=share,
+            student=student,
+        )
+        worker = _Worker(tiles, log_sum_exp)
         if bear is not None and worker.result.comparison is not None:
             worker.result.comparison.limit = max(bear, 1)
         if sums:
-            worker.result.softmax = SoftmaxSums(len(worker.order), device)
-        for tile in worker.tiles():
+            worker.result.softmax = SoftmaxSums(len(tiles.order), device)
+        for tile in tiles:
             worker.take(tile, write)
             advance(len(tile.rows) * (tile.columns.stop - tile.columns.start))
             found = worker.result.comparison
@@ -84,57 +86,25 @@ def run_rank(
         return worker.result
 
 
-@dataclass(slots=True)
-class _Tile:
-    """One piece of work, with what was read for it. ``hidden`` and ``head`` come when they
-    are new; ``rows`` indexes the block, ``at`` the rank's order."""
-
-    teacher: int
-    rows: range
-    at: slice
-    columns: slice
-    hidden: Tensor | None = None
-    head: Tensor | None = None
-    logits: Tensor | None = None
-    reference: Tensor | None = None
-    student: Tensor | None = None
-    off: Tensor | None = None
-    """Columns that a shift of target ids moved off the vocabulary: not judged."""
-
-
 class _Worker:
     """The state of one rank's pass."""
 
-    def __init__(
-        self,
-        files: Files,
-        plan: Plan,
-        tp_rank: int,
-        cp_rank: int,
-        device: torch.device,
-        variant: Variant,
-        log_sum_exp: Tensor | None,
-        share: tuple[int, int],
-    ) -> None:
-        self.share = share
-        self.files, self.plan, self.variant, self.device = files, plan, variant, device
-        self.tp_rank, self.cp_rank = tp_rank, cp_rank
-        self.sizes = sizes_for(plan)
-        self.all: Slots = slots_of(plan.layout, cp_rank, plan.grid, variant)
-        self.window = plan.window(tp_rank)
-        self.columns = judged_columns(self.window, plan.real, variant)
-        self.order = self._order()
+    def __init__(self, tiles: Tiles, log_sum_exp: Tensor | None) -> None:
+        self.tiles, self.files, self.plan = tiles, tiles.files, tiles.plan
+        self.variant, self.device = tiles.variant, tiles.device
+        self.sizes, self.order = tiles.sizes, tiles.order
         self.lse = None if log_sum_exp is None else log_sum_exp[torch.from_numpy(self.order)]
+        plan, variant, device = self.plan, self.variant, self.device
         count = len(self.order)
         right = variant == RIGHT
         self.result = RankResult(
-            tp_rank,
-            cp_rank,
+            tiles.tp_rank,
+            tiles.cp_rank,
             self.order,
-            self.all.unit[self.order],
-            self.all.position[self.order],
+            tiles.all.unit[self.order],
+            tiles.all.position[self.order],
             Extent(),
-            share=share[0],
+            share=tiles.share[0],
         )
         if plan.reference is not None and plan.bound is not None:
             bound = variant_bound(plan, variant)
@@ -149,7 +119,7 @@ class _Worker:
                 output=plan.compute if right or bound.given else None,
                 order=summing_order(plan),
             )
-        if plan.student is not None and right:
+        if tiles.student:
             self.result.divergence = DivergenceSums(count, device)
         if plan.scored is not None and plan.score_bound is not None and right:
             tokens = _tokens_of(plan, self.result)
@@ -162,92 +132,7 @@ class _Worker:
     norms: tuple[Tensor, Tensor] | None
     head_norms: tuple[Tensor, Tensor] | None
 
-    def _routes(self) -> Ints:
-        if self.plan.kind == "logits":
-            return np.zeros(len(self.all.unit), np.int64)
-        routes = self.plan.routes
-        if self.variant.routes is not None:
-            routes = np.asarray(self.variant.routes, np.int64)
-        taken: Ints = routes[self.all.source_unit]
-        return taken
-
-    def _order(self) -> Ints:
-        """The slots of this share that have a token, each teacher's together.
-
-        Whole tiles are shared out, so that each is the same product whoever computes it.
-        """
-        routes = self._routes()
-        real = np.flatnonzero(self.all.source >= 0)
-        real = real[np.argsort(routes[real], kind="stable")]
-        teachers, first = np.unique(routes[real], return_index=True)
-        teacher = np.searchsorted(teachers, routes[real])
-        tile = (np.arange(len(real)) - first[teacher]) // self.sizes.tile
-        mine: Ints = real[(tile + teacher) % self.share[1] == self.share[0]]
-        return mine
-
-    def tiles(self) -> Iterator[_Tile]:
-        """All tiles in order, each read while the one before is worked on."""
-        return ahead(self._reads())
-
-    def _reads(self) -> Iterator[Callable[[], _Tile]]:
-        routes = self._routes()[self.order]
-        edges = np.flatnonzero(np.diff(routes)) + 1
-        starts, stops = [0, *edges.tolist()], [*edges.tolist(), len(routes)]
-        for start, stop in zip(starts, stops, strict=True):
-            if start == stop:
-                continue
-            for low in range(start, stop, self.sizes.block):
-                high = min(low + self.sizes.block, stop)
-                yield from self._block_reads(int(routes[start]), low, high)
-
-    def _block_reads(self, teacher: int, low: int, high: int) -> Iterator[Callable[[], _Tile]]:
-        step, width = self.sizes.tile, self.sizes.columns
-        first = True
-        for c in range(self.columns.start, self.columns.stop, width):
-            columns = slice(c, min(c + width, self.columns.stop))
-            for p in range(low, high, step):
-                at = slice(p, min(p + step, high))
-                rows = range(at.start - low, at.stop - low)
-                block = slice(low, high) if first else None
-                tile = _Tile(teacher, rows, at, columns)
-                yield partial(self._read, tile, block, p == low)
-                first = False
-
-    def _read(self, tile: _Tile, block: slice | None, new_slice: bool) -> _Tile:
-        plan, files = self.plan, self.files
-        slots = self.order[tile.at]
-        shift = self.variant.column_shift
-        columns = slice(tile.columns.start + shift, tile.columns.stop + shift)
-        wanted = columns if plan.draft is None else plan.draft[columns]
-        if plan.draft is not None and self.variant.target_shift:
-            moved = plan.draft[columns] + self.variant.target_shift
-            wanted = moved.clip(0, plan.vocabulary - 1)
-            tile.off = torch.from_numpy(moved != wanted).to(self.device)
-        if plan.kind == "logits":
-            tile.logits = files.tokens(plan.payload, self.all.source[slots], wanted)
-        else:
-            if block is not None:
-                tile.hidden = files.tokens(plan.payload, self.all.source[self.order[block]])
-            if new_slice:
-                head = plan.heads[tile.teacher]
-                if self.variant.transposed:
-                    # Square, so the whole head is small beside the slices of a vocabulary.
-                    tile.head = files.head_rows(head, slice(0, plan.vocabulary)).t()[wanted]
-                else:
-                    tile.head = files.head_rows(head, wanted)
-        unit, position = self.all.unit[slots], self.all.position[slots]
-        ranks = (self.tp_rank, self.cp_rank)
-        if plan.reference is not None:
-            shared = tile.columns
-            if not plan.reference.gathered:
-                shared = slice(shared.start, min(shared.stop, plan.reference.width))
-            if shared.start < shared.stop:
-                tile.reference = files.logits(plan.reference, slots, unit, position, *ranks, shared)
-        if self.result.divergence is not None and plan.student is not None:
-            tile.student = files.logits(plan.student, slots, unit, position, *ranks, tile.columns)
-        return tile
-
-    def take(self, tile: _Tile, write: WriteTile | None) -> None:
+    def take(self, tile: Tile, write: WriteTile | None) -> None:
         """Rebuild one tile and give it to everybody who wants it."""
         self._load(tile)
         logits = self._rebuild(tile)
@@ -283,9 +168,9 @@ class _Worker:
             slots = self.order[tile.at]
             for offset, start, count in runs(slots):
                 part = final[offset : offset + count]
-                write(start, tile.columns.start - self.window.start, part)
+                write(start, tile.columns.start - self.tiles.window.start, part)
 
-    def _load(self, tile: _Tile) -> None:
+    def _load(self, tile: Tile) -> None:
         plan = self.plan
         if tile.hidden is not None:
             self.hidden = None
@@ -326,7 +211,7 @@ class _Worker:
         slow = self.plan.compute == torch.float16 and self.device.type == "cpu"
         return self.plan.compute.itemsize < 4 and (is_wide(self.plan) or slow)
 
-    def _rebuild(self, tile: _Tile) -> Tensor:
+    def _rebuild(self, tile: Tile) -> Tensor:
         """The logits of a tile: float32 where they are compared, else in the head's dtype."""
         plan, variant = self.plan, self.variant
         changed = plan.scale is not None or plan.softcap is not None or variant != RIGHT
@@ -356,7 +241,7 @@ class _Worker:
             logits = logits.sub_(self.lse[tile.at, None].to(self.device))
         return logits
 
-    def _row_and_column_norms(self, tile: _Tile, columns: int) -> RowsAndColumns:
+    def _row_and_column_norms(self, tile: Tile, columns: int) -> RowsAndColumns:
         if self.norms is None or self.head_norms is None:
             return RowsAndColumns()
         rows = slice(tile.rows.start, tile.rows.stop)
@@ -367,7 +252,7 @@ class _Worker:
             columns4=self.head_norms[1][:columns],
         )
 
-    def _look(self, tile: _Tile, logits: Tensor) -> None:
+    def _look(self, tile: Tile, logits: Tensor) -> None:
         low, high = (float(x) for x in torch.aminmax(logits))
         extent = self.result.extent
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -385,18 +270,27 @@ class _Worker:
 
     def compare_padding(self) -> None:
         """Compare what the reference holds in columns that pad the vocabulary: zeros here."""
-        plan, found = self.plan, self.result.comparison
+        plan, tiles, found = self.plan, self.tiles, self.result.comparison
         if found is None or plan.reference is None or plan.reference.gathered:
             return
-        low, high = max(self.window.start, plan.real), min(self.window.stop, plan.columns)
+        low, high = (
+            max(tiles.window.start, plan.real),
+            min(tiles.window.stop, plan.columns),
+        )
         high = min(high, plan.reference.width)
         for c in range(low, high, self.sizes.columns):
             columns = slice(c, min(c + self.sizes.columns, high))
             for p in range(0, len(self.order), self.sizes.tile):
                 slots = self.order[p : p + self.sizes.tile]
-                unit, position = self.all.unit[slots], self.all.position[slots]
+                unit, position = tiles.all.unit[slots], tiles.all.position[slots]
                 recorded = self.files.logits(
-                    plan.reference, slots, unit, position, self.tp_rank, self.cp_rank, columns
+                    plan.reference,
+                    slots,
+                    unit,
+                    position,
+                    tiles.tp_rank,
+                    tiles.cp_rank,
+                    columns,
                 ).to(self.device)
                 zeros = torch.zeros(recorded.shape, device=self.device)
                 found.add(p, c, zeros, recorded, RowsAndColumns(), vocabulary=False)
@@ -404,11 +298,11 @@ class _Worker:
     def write_padding(self, write: WriteTile) -> None:
         """Write the zeros: of slots without a token, and of padding columns."""
         dtype = self.plan.compute
-        wide = self.window.stop - self.window.start
-        real = self.columns.stop - self.columns.start
+        wide = self.tiles.window.stop - self.tiles.window.start
+        real = self.tiles.columns.stop - self.tiles.columns.start
         rows = max(1, self.sizes.tile * self.sizes.columns // max(wide, 1))
         # Slots without a token belong to no tile: the first share writes them.
-        empty = np.flatnonzero((self.all.source < 0) & (self.share[0] == 0))
+        empty = np.flatnonzero((self.tiles.all.source < 0) & (self.tiles.share[0] == 0))
         for slots, first, count in ((empty, 0, wide), (self.order, real, wide - real)):
             if count == 0:
                 continue
