@@ -116,17 +116,17 @@ def precision_behind(
     moves a rounding of what is recorded by much less than a narrow number's spacing.
     """
     found = stored_precision(values)
-    if values.dtype.itemsize < 4 or found != values.dtype or (scale is None and softcap is None):
+    if values.dtype.itemsize < 4 or found == torch.bfloat16 or (scale is None and softcap is None):
         return found
     recorded = values[values.isfinite() & (values != 0)].double()
     steps: list[tuple[Tensor, Tensor]] = []
     step, off = recorded, recorded.abs() * (8 * torch.finfo(values.dtype).eps)
     if softcap is not None:
         step, off = step / softcap, off / softcap
-        steps.append((step, off))
         # Nothing can be told of what a tanh has flattened.
         steep = step.abs() < 0.99
         step, off = step[steep], off[steep]
+        steps.append((step, off))
         off = off / (1 - step.square())
         step = step.atanh()
         steps += [(step, off), (step * softcap, off * softcap)]
@@ -136,7 +136,7 @@ def precision_behind(
     for narrow in (torch.bfloat16, torch.float16):
         if any(_on_grid(step, off, narrow) for step, off in steps):
             return narrow
-    return values.dtype
+    return found
 
 
 def _on_grid(values: Tensor, off: Tensor, dtype: torch.dtype) -> bool:
