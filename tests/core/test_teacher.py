@@ -343,11 +343,22 @@ def heads_and(**more: object) -> dict[str, Any]:
         (heads_and(teacher_output_layer_weight_by_index={}), "no teacher head is loaded"),
         (heads_and(teacher_index=None), "2 teacher heads are loaded but no teacher_index"),
         (heads_and(teacher_index=INDEX[:1]), "1 entries for 3 rows"),
-        (heads_and(teacher_index=torch.tensor([7, 5, 3])), "row 1 names teacher 5"),
+        (
+            heads_and(teacher_index=torch.tensor([7, 5, 3])),
+            r"row 1 names teacher 5, whose head is not loaded \(loaded: 3, 7\)",
+        ),
         ({"student": (3, 6, 4)}, "project to 8 columns, but .* shard of 4"),
         (
             heads_and(teacher_output_layer_weight_by_index={**HEADS, 9: whole(8, 5, 9)}),
             "teacher 9 .*width 5",
+        ),
+        (
+            heads_and(teacher_output_layer_weight_by_index={**HEADS, 9: whole(7, 4, 9)}),
+            "teachers 3 and 9 .* 8 and 7 rows",
+        ),
+        (
+            heads_and(teacher_output_layer_weight_by_index={**HEADS, 9: whole(8, 4, 9).float()}),
+            "teachers 3 and 9 .*float64 and torch.float32",
         ),
         ({"cu_seqlens_padded": [0, 6]}, "one packed row, but the payload has 3"),
     ],
@@ -377,6 +388,9 @@ def test_several_heads_without_an_index_are_refused_though_all_are_the_same() ->
         ({"student": (3, 6, 5), "rank": 1}, r"\[5, 10\)"),
         ({"student": (3, 5, 4)}, "more than S_local 5"),
         ({"student": (3, 3, 4), "group": FakeGroup(0, 2)}, "must be even"),
+        ({"student": (2, 6, 4)}, "payload has 3 rows and student_logits 2"),
+        ({"student": (3, 2, 4), "group": FakeGroup(1, 2)}, "6 positions, more than S_local 2"),
+        ({"cu_seqlens_padded": [0, 6]}, "one packed row, but the payload has 3"),
     ],
 )
 def test_logits_that_cannot_be_cut_are_refused(change: dict[str, object], message: str) -> None:
@@ -403,6 +417,15 @@ def test_a_pack_that_does_not_fit_the_student_is_refused() -> None:
             teacher_output_layer_weight_by_index={3: HEADS[3]},
             cu_seqlens_padded=[0, 2, 8],
         )
+    for tags in ([3], [3, 7, 3]):
+        with pytest.raises(ValueError, match=f"{len(tags)} entries for 2 segments"):
+            reconstruct(
+                HIDDEN[:1],
+                student=(1, 6, 8),
+                teacher_output_layer_weight_by_index=HEADS,
+                teacher_index=torch.tensor(tags),
+                cu_seqlens_padded=[0, 2, 6],
+            )
     with pytest.raises(InputError, match="segment 1 names teacher 5"):
         reconstruct(
             HIDDEN[:1],
@@ -443,6 +466,39 @@ def test_payload_and_index_on_the_cpu_meet_a_student_on_the_gpu(kind: str) -> No
     here = reconstruct(payload, student=(3, 4, 8), group=FakeGroup(1, 2), kind=kind, **heads_and())
     assert got.device.type == "cuda"
     assert torch.equal(got.cpu(), here)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["hidden_states", "logits"])
+@pytest.mark.parametrize(("cp_rank", "cp_size"), [(0, 1), (0, 2), (1, 2)])
+def test_gradients_flow_at_every_context_parallel_size(
+    kind: str, cp_rank: int, cp_size: int, packed: bool
+) -> None:
+    made = torch.Generator().manual_seed(1)
+    B, S, H, V = (1, 8, 3, 6) if packed else (2, 7, 3, 6)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=made, requires_grad=True)
+
+    payload = drawn(B, S, H if kind == "hidden_states" else V)
+    heads = [drawn(V, H) for _ in "ab"] if kind == "hidden_states" else []
+
+    def run(payload: Tensor, *heads: Tensor) -> Tensor:
+        more: dict[str, object] = {"cu_seqlens_padded": [0, 4, 8]} if packed else {}
+        if heads:
+            more["teacher_output_layer_weight_by_index"] = dict(enumerate(heads))
+            more["teacher_index"] = torch.tensor([1, 0])
+        return reconstruct(
+            payload,
+            student=(B, 8 // cp_size, V if heads else V // 2),
+            group=FakeGroup(cp_rank, cp_size) if cp_size > 1 else None,
+            rank=1,
+            kind=kind,
+            **more,
+        )
+
+    assert run(payload, *heads).abs().sum() > 0
+    assert torch.autograd.gradcheck(run, (payload, *heads))
 
 
 @pytest.mark.parametrize("index", [[3, 3, 3], [7, 3, 7]])
