@@ -222,8 +222,9 @@ def _scan_slots(
         if block is not None:
             _scan_rows(case, cut, rank, base, block, begin, scan)
             continue
-        for first in range(0, cut.local_total, case.room.slots):
-            last = min(first + case.room.slots, cut.local_total)
+        step = max(1, case.room.slots // case.slots.token_size)
+        for first in range(0, cut.local_total, step):
+            last = min(first + step, cut.local_total)
             if case.kind == "positions":
                 expected = pack_positions(cut, cp_rank=rank, start=first, stop=last)
                 actual = case.slots.pieces[rank](base + first, base + last)
@@ -254,16 +255,25 @@ def _scan_rows(
         wanted, found = map(case.slots.decode, sides)
         differ = np.flatnonzero(wanted != found)
         if len(differ):
-            _count(case, begin + first + differ, scan)
+            _count(case, begin + first + differ, scan, wanted[differ], found[differ])
 
 
-def _count(case: ContentCase, slots: Ints, scan: ContentScan) -> None:
-    """Look at dump slots one by one."""
+def _count(
+    case: ContentCase,
+    slots: Ints,
+    scan: ContentScan,
+    wanted: Values | None = None,
+    actual: Values | None = None,
+) -> None:
+    """Look at dump slots one by one; ``wanted`` are the tokens that the batch's rows put there,
+    and ``actual`` what the dump holds, where they are known."""
     right = case.right
     assert right is not None
     at = trace(right.route, slots)
-    actual = case.slots.take(slots)
-    expected = case._values(right, at, slots)
+    if actual is None:
+        actual = case.slots.take(slots)
+    # Where no token goes, nothing is wanted, whatever a roll of the row would bring there.
+    expected = case._values(right, at, slots) if wanted is None else np.where(at.real, wanted, 0)
     compared = np.ones(len(slots), np.bool_) if case.kind == "strict" else at.real
     agree: Bools = np.equal(expected, actual)
     rest = np.flatnonzero(~compared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ MOST_STEPS = 20_000
 MOST_FOUND = 16
 LEAST_ORDERED = 1 << 19
 """As many slots are put in order however little memory there is."""
+FEW = 8
+"""Slots by which rows are told apart before they are read whole."""
 TABLE = 1 << 18
 """Multipliers of this many places are kept at hand; those of others are made as they are used."""
 
@@ -31,7 +33,7 @@ def permuted_rows(case: PackCase, filled: Any) -> Built | None:
     if layout is None or filled.route.cut.order or filled.route.after.kind != "none":
         return None
     n = layout.num_rows
-    if n < 2:
+    if n < 2 or not (_same_amount(case, filled) and _row_for_a_wrong_segment(case, filled, layout)):
         return None
     there = segment_prints(case, filled, layout)[:n]
     rows = row_prints(case, filled)
@@ -67,6 +69,7 @@ def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
         or case.slots.total > min(MOST_ORDERED, max(LEAST_ORDERED, case.room.cells))
         or int(padded.sum()) > case.slots.total
         or (cp > 1 and (padded % (2 * cp)).any())
+        or not (_same_amount(case, filled) and _row_for_the_first_slots(case, filled, padded // cp))
     ):
         return None
     apart = PackedLayout(
@@ -93,6 +96,76 @@ def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
             note = f"the segments hold rows {name_order(case.rows[order])}"
             fits.append(Built(filled=made, note=note))
     return fits[0] if len(fits) == 1 else None
+
+
+def _same_amount(case: PackCase, filled: Any) -> bool:
+    """Whether the dump holds as many values other than zero as the rows do, in whatever order;
+    true where they were not counted, or the values are not those of the right filling."""
+    right, layout = case.right, case.layout
+    if not case.surplus or right is None or layout is None:
+        return True
+    n = len(case.lengths)
+    if not np.array_equal(np.minimum(layout.lengths, layout.padded_lengths)[:n], case.lengths):
+        return True  # the right filling lacks what does not fit
+    same_route = all(
+        getattr(filled.route, part) == getattr(right.route, part)
+        for part in ("shift", "cut", "after")
+    )
+    others = [part.name for part in fields(filled) if part.name != "route"]
+    same = same_route and all(getattr(filled, name) == getattr(right, name) for name in others)
+    return not same
+
+
+def _row_for_a_wrong_segment(case: PackCase, filled: Any, layout: PackedLayout) -> bool:
+    """Whether any row, laid where a segment is that is wrong, would make what is there.
+
+    A cheap look at a few slots: where no row does, no order of rows makes the dump.
+    """
+    right = case.right
+    if case.surplus is not None or case.sample is None or right is None:
+        return True
+    wrong = case.sample[~case.agrees(right, case.sample, case.slots.take(case.sample))]
+    if len(wrong) == 0:
+        return True
+    slots = np.arange(wrong[0], min(wrong[0] + FEW, case.slots.total), dtype=np.int64)
+    at = uncut(layout, filled.route.cut, slots)
+    segment = find_segments(layout.cu_seqlens_padded, at)
+    # As far as the slots stay beside each other in one segment.
+    beside = (segment == segment[0]) & (at - at[0] == slots - slots[0])
+    slots, at = slots[beside], at[beside]
+    if segment[0] >= layout.num_rows:
+        return True
+    positions = at - layout.cu_seqlens_padded[segment[0]]
+    return _some_row_makes(case, filled, positions, case.slots.take(slots))
+
+
+def _row_for_the_first_slots(case: PackCase, filled: Any, local: Ints) -> bool:
+    """Whether any row would make what the dump begins with; ``local`` are the slots that each
+    takes on a rank."""
+    cp = 1 if case.whole else case.geometry.cp_size
+    few = min(FEW, int(local.min()) // (2 if cp > 1 else 1))
+    plain = filled.route.shift.kind == "segment" and filled.route.cut.kind in ("whole", "zigzag")
+    if case.surplus is not None or few == 0 or not plain:
+        return True
+    slots = np.arange(few, dtype=np.int64)
+    return _some_row_makes(case, filled, slots, case.slots.take(slots))
+
+
+def _some_row_makes(case: PackCase, filled: Any, positions: Ints, actual: Values) -> bool:
+    """Whether some row, alone in its segment, holds these values at these positions."""
+    there = _bits(case, actual)
+    apart, alone = _rows_apart(case, filled)
+    width = np.diff(apart.cu_seqlens_padded)
+    step = max(1, case.room.slots // len(positions))
+    for first in range(0, len(width), step):
+        rows = slice(first, first + step)
+        inside = positions < width[rows, None]
+        slots = (apart.cu_seqlens_padded[:-1][rows, None] + positions)[inside]
+        made = np.zeros(inside.shape, dtype=np.int64)
+        made[inside] = _bits(case, case.values(alone, slots))
+        if (made == there).all(axis=1).any():
+            return True
+    return False
 
 
 def with_tail(case: PackCase, lengths: Ints, padded: Ints, rows: Ints) -> PackedLayout | None:
@@ -242,6 +315,19 @@ def segment_prints(case: PackCase, filled: Any, layout: PackedLayout) -> Ints:
 
 def row_prints(case: PackCase, filled: Any) -> Ints:
     """One fingerprint a row of what its segment would hold if it were filled so."""
+    apart, alone = _rows_apart(case, filled)
+    multipliers = _multipliers_for(int(apart.padded_lengths.max()))
+    prints = np.zeros(len(case.rows), dtype=np.int64)
+    for at in _ranges(apart.total, case.room.slots):
+        segment = find_segments(apart.cu_seqlens_padded, at)
+        bits = _bits(case, case.values(alone, at))
+        np.add.at(prints, segment, bits * multipliers(at - apart.cu_seqlens_padded[segment]))
+    return prints
+
+
+def _rows_apart(case: PackCase, filled: Any) -> tuple[PackedLayout, Any]:
+    """Every row in a segment of its own, with room for what is shifted out of it, and the
+    filling of that."""
     width = case.lengths + max(0, -filled.route.shift.by)
     apart = PackedLayout(
         cu_seqlens=np.concatenate([[0], np.cumsum(case.lengths)]),
@@ -249,14 +335,7 @@ def row_prints(case: PackCase, filled: Any) -> Ints:
         sequence_index=case.rows,
     )
     route = replace(filled.route, placement=placed(apart), cut=Cut(kind="whole"))
-    alone = replace(filled, route=route)
-    multipliers = _multipliers_for(int(width.max()))
-    prints = np.zeros(len(case.rows), dtype=np.int64)
-    for at in _ranges(apart.total, case.room.slots):
-        segment = find_segments(apart.cu_seqlens_padded, at)
-        bits = _bits(case, case.values(alone, at))
-        np.add.at(prints, segment, bits * multipliers(at - apart.cu_seqlens_padded[segment]))
-    return prints
+    return apart, replace(filled, route=route)
 
 
 def swapped_ranks(case: PackCase, filled: Any) -> Built | None:

@@ -55,7 +55,8 @@ class PackCase:
     expected, and only faults with a layout of their own can explain it). ``rows`` and
     ``lengths`` are of the segments that hold batch rows; ``dump_lengths`` what the dump's own
     cu_seqlens says of them. ``whole`` marks a dump of the whole pack. ``sample`` are the dump
-    slots on which faults are screened, sorted; ``mismatches`` counts all.
+    slots on which faults are screened, sorted; ``mismatches`` counts all. ``surplus`` is how many
+    slots more than there should be hold something other than zero, where that was counted.
     """
 
     slots: Slots
@@ -69,6 +70,7 @@ class PackCase:
     neutral: tuple[float, ...] = (0.0,)
     mismatches: int = 0
     sample: Ints | None = None
+    surplus: int | None = None
 
     @property
     def room(self) -> Room:

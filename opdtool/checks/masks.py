@@ -76,6 +76,8 @@ class MaskScan:
     empty_rows: list[int] = field(default_factory=list)
     wrong: list[Ints] = field(default_factory=list)
     """Dump slots of mismatches, thinned out."""
+    surplus: int = 0
+    """How many slots more than there should be hold something other than zero."""
     total: int = 0
 
 
@@ -102,7 +104,7 @@ def scan_mask(case: MaskCase) -> MaskScan:
         for rank in range(len(case.slots.pieces)):
             _scan_piece(case, part, start, rank, weights, scan)
     scan.range = _out_of_range(case, scan)
-    case.mismatches = scan.values.count
+    case.mismatches, case.surplus = scan.values.count, scan.surplus
     if case.mismatches:
         case.sample = sample_slots(case.slots.total, scan.wrong)
     scan.wrong.clear()
@@ -190,6 +192,7 @@ def _scan_piece(
         if torch.equal(expected[start:stop], actual[start:stop]):
             continue
         wanted, found = (one[start:stop].double().numpy() for one in (expected, actual))
+        scan.surplus += int(np.count_nonzero(found)) - int(np.count_nonzero(wanted))
         bad = np.flatnonzero(~close(wanted, found, case.atol))
         if len(bad):
             _count(case, layout, first + start + bad, wanted[bad], found[bad], scan)
@@ -213,6 +216,7 @@ def _scan_long(case: MaskCase, segment: int, scan: MaskScan) -> None:
             trained |= bool(wanted.any())
             scan.any_nonzero |= bool(found.any())
             scan.all_one &= bool((found == 1).all())
+            scan.surplus += int(np.count_nonzero(found)) - int(np.count_nonzero(wanted))
             bad = np.flatnonzero(~close(wanted, found, case.atol))
             if len(bad):
                 _count(case, layout, slots[bad], wanted[bad], found[bad], scan)

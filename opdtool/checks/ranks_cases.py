@@ -109,14 +109,16 @@ def build_case(
     random: np.random.Generator,
     hidden: Tensor | None = None,
     teacher: Sequence[int] | None = None,
+    positions: int = MAX_PAYLOAD,
 ) -> Case:
     """A case around given rows; whatever is not given is drawn at random.
 
-    ``hidden`` [B, S, H] and ``teacher`` [B] are the batch's own payload and tags.
+    ``hidden`` [B, S, H] and ``teacher`` [B] are the batch's own payload and tags, of which at
+    most ``positions`` are projected.
     """
     B, S = input_ids.shape
-    S_payload = min(S, MAX_PAYLOAD)
-    R = max(1, min(B, MAX_PAYLOAD // max(S_payload, 1)))
+    S_payload = min(S, positions)
+    R = max(1, min(B, positions // max(S_payload, 1)))
     V = tp_size * int(random.integers(3, 9))
     D = tp_size * int(random.integers(1, 4))
 

@@ -24,7 +24,10 @@ Values = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
 GAP = 1 << 12
-"""Places nearer than this are read in one go."""
+"""Values nearer than this are read in one go."""
+SPARSE, SPARSE_AT_LEAST = 512, 8
+"""Of how many values in its rows one is asked for, so that it is read alone and not the rows:
+of fewer tokens where a token has many values."""
 
 
 class Rows(Protocol):
@@ -52,14 +55,15 @@ def as_keys(values: Tensor, wide: bool = False, floats: bool = False) -> Values:
     if floats or values.is_floating_point():
         values = values.to(torch.float64 if wide else torch.float32) + 0.0
         values = values.contiguous().view(torch.int64 if wide else torch.int32)
-    bits = values.to(torch.int64).numpy()
-    if bits.ndim == 1:
-        return bits
-    bits = bits.reshape(len(bits), prod(bits.shape[1:]))  # -1 has no meaning for no tokens
-    if bits.shape[1] == 1:
-        return bits[:, 0]
-    multipliers = np.random.default_rng(7).integers(1 << 62, size=bits.shape[1]) * 2 + 1
-    return np.asarray((bits * multipliers).sum(axis=1, dtype=np.int64))
+    size = prod(values.shape[1:])
+    if size == 1:
+        return values.reshape(len(values)).to(torch.int64).numpy()
+    if values.dtype == torch.uint64:
+        values = values.view(torch.int64)  # numpy would make floats of it
+    bits = values.reshape(len(values), size).numpy()  # -1 has no meaning for no tokens
+    multipliers = np.random.default_rng(7).integers(1 << 62, size=size) * 2 + 1
+    # A sum of products without the products, which would be many times the tokens.
+    return np.asarray(np.einsum("ij,j->i", bits, multipliers, dtype=np.int64, casting="unsafe"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +91,10 @@ class Cells:
             return self._decoded(self.batch.read(self.name, slice(0, 0)))[:0].reshape(-1)
         wanted, which = _distinct(rows)
         room = max(1, self.room.cells // max(1, self.width * self.token_size))
-        if self.width * self.token_size > self.room.cells:
+        sparse = max(SPARSE // self.token_size, SPARSE_AT_LEAST)
+        few = sparse * len(rows) <= len(wanted) * self.width
+        keepable = self.token_size == 1 and 2 * len(wanted) <= room
+        if self.width * self.token_size > self.room.cells or (few and not keepable):
             return self._windows(rows, columns)
         if len(wanted) <= room:
             return self._gather(wanted, which, columns)
@@ -117,7 +124,7 @@ class Cells:
         order = np.argsort(place, kind="stable")
         room = max(1, self.room.cells // self.token_size)
         parts = []
-        for first, last in runs(place[order], room, rows[order]):
+        for first, last in runs(place[order], room, rows[order], gap=self._gap):
             here = order[first:last]
             row, start = int(rows[here[0]]), int(columns[here[0]])
             stop = int(columns[here[-1]]) + 1
@@ -126,6 +133,10 @@ class Cells:
         out = np.empty(len(rows), dtype=parts[0].dtype)
         out[order] = np.concatenate(parts)
         return out
+
+    @property
+    def _gap(self) -> int:
+        return max(1, GAP // self.token_size)
 
     def _decoded(self, block: Tensor) -> Values:
         """A block [k, s, ...] as one number a token, [k, s]."""
@@ -150,12 +161,14 @@ def _neighbours(rows: list[int]) -> slice | Ints:
     return np.asarray(rows, dtype=np.int64)
 
 
-def runs(places: Ints, room: int, also: Ints | None = None) -> list[tuple[int, int]]:
-    """Sorted places in runs that one read serves: (first, last) indices, gaps below
-    :data:`GAP`, spans at most ``room``, and ``also`` the same all through."""
+def runs(
+    places: Ints, room: int, also: Ints | None = None, *, gap: int = GAP
+) -> list[tuple[int, int]]:
+    """Sorted places in runs that one read serves: (first, last) indices, gaps of at most
+    ``gap``, spans at most ``room``, and ``also`` the same all through."""
     if len(places) == 0:
         return []
-    new = np.diff(places) > GAP
+    new = np.diff(places) > gap
     if also is not None:
         new |= np.diff(also) != 0
     starts = [0, *(np.flatnonzero(new) + 1).tolist(), len(places)]
@@ -215,7 +228,7 @@ class Slots:
             return self._kept[slots]
         room = max(1, self.room.cells // self.token_size)
         parts = []
-        for first, last in runs(slots, room):
+        for first, last in runs(slots, room, gap=max(1, GAP // self.token_size)):
             begin = int(slots[first])
             block = self.read(begin, int(slots[last - 1]) + 1)
             parts.append(block[slots[first:last] - begin])

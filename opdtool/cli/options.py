@@ -112,7 +112,7 @@ MaxMemoryOption = Annotated[
     typer.Option(
         "--max-memory",
         metavar="SIZE",
-        help="Memory for tensors, such as 512MiB or 2GiB.",
+        help="Memory for tensors, such as 512MiB or 2GiB; the rest takes 64MiB more.",
         rich_help_panel=_RUN,
     ),
 ]

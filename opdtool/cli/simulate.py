@@ -16,6 +16,7 @@ from opdtool.cli.options import (
     ExitZeroOption,
     Format,
     FormatOption,
+    MaxMemoryOption,
     QuietOption,
     Ranks,
     RanksOption,
@@ -24,6 +25,7 @@ from opdtool.cli.options import (
     TimeoutOption,
     TpOption,
     parse_renames,
+    parse_size,
 )
 from opdtool.core.errors import InputError
 from opdtool.findings import Report
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
     from opdtool.ranks.launch import Ranks as World
     from opdtool.ranks.topology import Topology
 
+PER_SLOT = 768
+"""Bytes that a slot takes on every rank: what it makes in each geometry, and the judging of it."""
+COPIES = 12
+"""How often a position of the payload is held on every rank."""
+LEAST = 1 << 10
+"""Tokens of a case, however little memory there is."""
 HIDDEN, INDEX = "teacher_full_hidden_states", "opd_full_teacher_index"
 
 
@@ -58,6 +66,7 @@ def command(
     rename: RenameOption = [],  # noqa: B006
     timeout: TimeoutOption = 300.0,
     device: DeviceOption = "auto",
+    max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
     report: ReportOption = [],  # noqa: B006
     exit_zero: ExitZeroOption = False,
@@ -68,7 +77,13 @@ def command(
     from opdtool.ranks.launch import open_ranks
 
     output = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
-    job = SimulateJob(batch=batch or (), cases=cases, seed=seed, rename=parse_renames(rename))
+    job = SimulateJob(
+        batch=batch or (),
+        cases=cases,
+        seed=seed,
+        rename=parse_renames(rename),
+        max_memory=parse_size(max_memory),
+    )
     with open_ranks(
         ranks.value, tp_size=tp or 1, cp_size=cp or 1, timeout=timeout, device=device
     ) as world:
@@ -83,6 +98,30 @@ class SimulateJob:
     cases: int | None = None
     seed: int = 0
     rename: Mapping[str, str] = field(default_factory=dict)
+    max_memory: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of a batch one case takes: ``slots`` of all its rows, ``columns`` of one row,
+    and ``positions`` of the payload, which are projected."""
+
+    slots: int
+    columns: int
+    positions: int
+
+    @classmethod
+    def within(cls, max_memory: int, ranks: int, hidden_bytes: int) -> Sizes:
+        """What fits into ``max_memory`` on so many ranks, or the least that proves something."""
+        from opdtool.checks.ranks_cases import MAX_PAYLOAD, MAX_SLOTS
+
+        columns = max(LEAST, max_memory // (PER_SLOT * ranks))
+        positions = max_memory // (COPIES * ranks * max(hidden_bytes, 64))
+        return cls(
+            slots=min(MAX_SLOTS, columns),
+            columns=columns,
+            positions=max(LEAST // 16, min(MAX_PAYLOAD, positions)),
+        )
 
 
 def run(job: SimulateJob, world: World) -> Report:
@@ -93,7 +132,8 @@ def run(job: SimulateJob, world: World) -> Report:
     geometries = ranks_cases.geometries(world.tp_size, world.cp_size)
     verdicts = ranks_judge.Verdicts()
     count = rows = tokens = 0
-    cases = _cases(job, world.tp_size)
+    cut: list[int] = []
+    cases = _cases(job, world, cut)
     with progress("simulating", job.cases or 0) as advance:
         while group := list(islice(cases, world.dp_size)):
             _judge_group(group, geometries, world, verdicts)
@@ -125,6 +165,11 @@ def run(job: SimulateJob, world: World) -> Report:
             "geometries": [ranks_cases.describe(geometry) for geometry in geometries],
         },
         sections=tuple(verdicts.tables()),
+        notes=tuple(
+            f"of rows longer than {columns:,} tokens the first {columns:,} were taken, to keep to "
+            "--max-memory"
+            for columns in cut
+        ),
         inputs=tuple(str(path) for path in job.batch),
     )
 
@@ -161,45 +206,53 @@ def _work(
     return [rank_outputs(topology, case, geometries) for case in topology.share(cases)]
 
 
-def _cases(job: SimulateJob, tp_size: int) -> Iterator[Case]:
+def _cases(job: SimulateJob, world: World, cut: list[int]) -> Iterator[Case]:
+    """The cases; ``cut`` gets the columns that are taken where rows are longer."""
     from opdtool.checks.ranks_cases import generated_cases
 
     if not job.batch:
-        yield from generated_cases(job.cases or 8, tp_size, job.seed)
+        yield from generated_cases(job.cases or 8, world.tp_size, job.seed)
         return
     from opdtool.io.batch import open_batch
 
     with open_batch(job.batch, rename=job.rename) as batch:
         batch.require("input_ids")
-        for number, rows in enumerate(_row_groups(batch)):
+        hidden = batch.info(HIDDEN) if HIDDEN in batch else None
+        per_position = hidden.nbytes // (batch.rows * batch.width) if hidden else 0
+        sizes = Sizes.within(job.max_memory, world.tp_size * world.cp_size, per_position)
+        if int(batch.lengths.max()) > sizes.columns:
+            cut.append(sizes.columns)
+        for number, rows in enumerate(_row_groups(batch, sizes)):
             if job.cases is not None and number >= job.cases:
                 return
-            yield _case_of(batch, rows, number, job.seed, tp_size)
+            yield _case_of(batch, rows, number, job.seed, world.tp_size, sizes)
 
 
-def _row_groups(batch: Batch) -> Iterator[Sequence[int]]:
+def _row_groups(batch: Batch, sizes: Sizes) -> Iterator[Sequence[int]]:
     """Rows with tokens, in groups of few enough slots for one case."""
-    from opdtool.checks.ranks_cases import MAX_SLOTS
-
     kept = batch.lengths.nonzero()[0].tolist()
-    step = max(1, MAX_SLOTS // max(batch.width, 1))
+    step = max(1, sizes.slots // max(min(batch.width, sizes.columns), 1))
     return (kept[start : start + step] for start in range(0, len(kept), step))
 
 
-def _case_of(batch: Batch, rows: Sequence[int], number: int, seed: int, tp_size: int) -> Case:
+def _case_of(
+    batch: Batch, rows: Sequence[int], number: int, seed: int, tp_size: int, sizes: Sizes
+) -> Case:
     import numpy as np
     import torch
 
-    from opdtool.checks.ranks_cases import MAX_PAYLOAD, build_case
+    from opdtool.checks.ranks_cases import build_case
 
     index = np.array(rows, dtype=np.int64)
-    ids = batch.read("input_ids", index)
-    if ids.ndim != 2:
-        shape = list(batch.info("input_ids").shape)
-        raise InputError(f"{batch.paths[0]}: input_ids has shape {shape}; expected [B,S]")
+    shape = batch.info("input_ids").shape
+    if len(shape) != 2:
+        raise InputError(f"{batch.paths[0]}: input_ids has shape {list(shape)}; expected [B,S]")
+    taken = slice(0, min(batch.width, sizes.columns))
+    ids = batch.read("input_ids", index, taken)
     sample = batch.sample_mask()
-    payload = max(1, min(len(rows), MAX_PAYLOAD // max(min(batch.width, MAX_PAYLOAD), 1)))
-    first, columns = index[:payload], slice(0, min(batch.width, MAX_PAYLOAD))
+    positions = sizes.positions
+    payload = max(1, min(len(rows), positions // max(min(batch.width, positions), 1)))
+    first, columns = index[:payload], slice(0, min(batch.width, positions))
     hidden = batch.read(HIDDEN, first, columns) if HIDDEN in batch else None
     if hidden is not None and not bool(torch.isfinite(hidden).all()):
         raise InputError(
@@ -209,11 +262,12 @@ def _case_of(batch: Batch, rows: Sequence[int], number: int, seed: int, tp_size:
     return build_case(
         f"rows {rows[0]}..{rows[-1]}",
         ids,
-        batch.lengths[index].tolist(),
-        batch.read("token_mask", index) if "token_mask" in batch else torch.ones(ids.shape),
+        np.minimum(batch.lengths[index], taken.stop).tolist(),
+        batch.read("token_mask", index, taken) if "token_mask" in batch else torch.ones(ids.shape),
         torch.ones(len(rows)) if sample is None else sample[torch.from_numpy(index)],
         tp_size=tp_size,
         random=np.random.default_rng([seed, number]),
         hidden=hidden,
         teacher=batch.read(INDEX, first).tolist() if INDEX in batch else None,
+        positions=positions,
     )

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opdtool.cli.options import (
+    DeviceOption,
     ExitZeroOption,
     Format,
     FormatOption,
+    MaxMemoryOption,
     QuietOption,
     RenameOption,
     ReportOption,
     TpOption,
     parse_renames,
+    parse_size,
 )
 from opdtool.core.errors import InputError
 from opdtool.findings import Bars, Report, Section, Table
@@ -83,6 +86,8 @@ def command(
         str, typer.Option("--count", help="Of batches: trained tokens, or all real tokens.")
     ] = "trained",
     rename: RenameOption = [],  # noqa: B006
+    device: DeviceOption = "cpu",
+    max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
     report: ReportOption = [],  # noqa: B006
     exit_zero: ExitZeroOption = False,
@@ -91,6 +96,7 @@ def command(
     """Check a draft vocabulary map or a draft checkpoint, and name the mistake in it."""
     from opdtool.cli.build_d2t import parse_ids
     from opdtool.cli.emit import Output, emit
+    from opdtool.jobs.device import resolve_device
 
     to = Output(format=format.value, reports=report, exit_zero=exit_zero, quiet=quiet)
     if count not in ("trained", "all"):
@@ -108,6 +114,8 @@ def command(
         counts=(*counts, *batch),
         everything=count == "all",
         rename=parse_renames(rename),
+        device=str(resolve_device(device)),
+        max_memory=parse_size(max_memory),
     )
     emit(run(job), to)
 
@@ -128,6 +136,8 @@ class VerifyJob:
     counts: Sequence[Path] = ()
     everything: bool = False
     rename: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+    max_memory: int = 1 << 30
 
     def __post_init__(self) -> None:
         idle = [name for name in self.rename if name not in OF_MAPS]
@@ -243,6 +253,8 @@ def _count(job: VerifyJob, case: DraftCase) -> Counted:
         vocab_size=case.targets,
         everything=job.everything,
         rename={name: theirs for name, theirs in job.rename.items() if name not in OF_MAPS},
+        max_memory=job.max_memory,
+        device=job.device,
     )
 
 
