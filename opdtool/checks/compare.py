@@ -13,6 +13,8 @@ from torch import Tensor
 from opdtool.checks.registry import check_name
 from opdtool.findings import MAX_PLACES, Finding, Scalar
 
+PIECE = 1 << 15
+"""Elements that differ are looked at so many at a time: what is made of them stays in a cache."""
 Errors = np.ndarray[tuple[int], Any]
 """Distances and sizes of the elements that differ: float64, or uint64 for integers, which
 holds the distance of any two exactly."""
@@ -45,8 +47,15 @@ class Difference:
     def add(self, start: int, expected: Tensor, actual: Tensor) -> None:
         """Compare flat pieces [n] of both, the first element being number ``start``."""
         self.total += expected.numel()
+        if torch.equal(*map(_comparable, (expected, actual))):  # one pass; NaN is not equal here
+            return
+        for first in range(0, expected.numel(), PIECE):
+            piece = slice(first, first + PIECE)
+            self._add_differing(start + first, expected[piece], actual[piece])
+
+    def _add_differing(self, start: int, expected: Tensor, actual: Tensor) -> None:
         left, right = _comparable(expected), _comparable(actual)
-        if torch.equal(left, right):  # one pass, no memory; NaN is not equal here either
+        if torch.equal(left, right):
             return
         at = (left != right).nonzero()[:, 0]
         error, size = _distances(expected[at].cpu(), actual[at].cpu())

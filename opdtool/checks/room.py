@@ -35,12 +35,12 @@ class Room:
     @classmethod
     def within(cls, max_memory: int) -> Room:
         """What fits into ``max_memory`` bytes, or the least that is of use."""
-        long = _between(max_memory // PER_VALUE, 1 << 16, 1 << 24)
+        long = _between(max_memory // PER_VALUE, 1 << 15, 1 << 24)
         return cls(
             values=min(long, 1 << 20),
             long=long,
-            slots=_between(max_memory // PER_LOOK, 1 << 15, 1 << 18),
-            cells=_between(max_memory // ROWS_SHARE, 1 << 18, 1 << 22),
+            slots=_between(max_memory // PER_LOOK, 1 << 14, 1 << 18),
+            cells=_between(max_memory // ROWS_SHARE, 1 << 17, 1 << 22),
         )
 
 

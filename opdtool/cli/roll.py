@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opdtool.core.offsets import Ints
     from opdtool.io.tensors import TensorSource
 
-PIECE = 4 << 20
+PIECE = 1 << 20
 """Bytes rolled at a time, at most."""
 
 
@@ -46,12 +46,13 @@ def command(
     [1, T, ...] are shifted along T; cu_seqlens and cu_seqlens_padded are written along.
     """
     from opdtool.core.offsets import as_offsets
+    from opdtool.core.packing import rolled_layout
     from opdtool.io.tensors import open_tensors
     from opdtool.io.writer import TensorFileWriter, TensorSpec, check_output
     from opdtool.jobs.device import resolve_device
 
     on = resolve_device(device)
-    piece_bytes = min(PIECE, parse_size(max_memory) // 4)
+    piece_bytes = min(PIECE, parse_size(max_memory) // 8)
     check_output(output, force=force)
     with open_tensors([file], rename=parse_renames(rename)) as source:
         info = source.info(name)
@@ -64,7 +65,7 @@ def command(
                 f"{offsets.dtype}; expected [N+1] integers"
             )
         try:
-            _refuse(shape, offsets, dim)
+            rolled_layout(shape, offsets, dim)  # refuses what rolling the whole would
         except InputError as error:
             raise InputError(f"{file}: {name} {list(shape)}: {error}") from None
         others = [each for each in ("cu_seqlens", "cu_seqlens_padded") if each in source]
@@ -79,15 +80,6 @@ def command(
                 out.write(name, piece, *[0] * dim, start)
     if not quiet:
         print(f"wrote {output}: {name} {list(shape)} shifted left by one in each segment")
-
-
-def _refuse(shape: tuple[int, ...], offsets: Tensor, dim: int) -> None:
-    """Refuse what rolling the whole would refuse, without reading it."""
-    import torch
-
-    from opdtool.core.packing import roll_packed_seq_dim
-
-    roll_packed_seq_dim(torch.empty(shape, device="meta"), offsets, dim)
 
 
 def _rolled(

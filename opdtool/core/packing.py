@@ -193,21 +193,31 @@ def roll_packed_seq_dim(tensor: Tensor, cu_seqlens_padded: CuSeqlens, seq_dim: i
     Raises:
         InputError: no such dimension, or its length is not ``cu_seqlens_padded[-1]``.
     """
-    if not -tensor.ndim <= seq_dim < tensor.ndim:
-        raise InputError(f"seq_dim {seq_dim} is no dimension of shape {list(tensor.shape)}")
-    offsets = as_offsets(cu_seqlens_padded)
-    layout = PackedLayout.from_cu_seqlens(offsets, offsets)
-    if tensor.shape[seq_dim] != layout.total:
-        raise InputError(
-            f"dimension {seq_dim} has {tensor.shape[seq_dim]} slots but cu_seqlens_padded ends "
-            f"at {layout.total}; roll the whole pack, before any context-parallel cut"
-        )
+    layout = rolled_layout(tensor.shape, cu_seqlens_padded, seq_dim)
     last = layout.cu_seqlens_padded[1:][layout.padded_lengths > 0] - 1
     plain = tensor.requires_grad or tensor.element_size() not in _BYTE_VIEWS
     values = tensor if plain else _as_integers(tensor)  # torch rolls not every dtype
     rolled = torch.roll(values, -1, seq_dim)
     rolled = rolled.index_fill(seq_dim, to_device(last, tensor.device), 0)
     return rolled if plain else rolled.view(tensor.dtype)
+
+
+def rolled_layout(shape: Sequence[int], cu_seqlens_padded: CuSeqlens, seq_dim: int) -> PackedLayout:
+    """The segments in which a tensor of this shape is rolled along ``seq_dim``.
+
+    Raises:
+        InputError: no such dimension, or its length is not ``cu_seqlens_padded[-1]``.
+    """
+    if not -len(shape) <= seq_dim < len(shape):
+        raise InputError(f"seq_dim {seq_dim} is no dimension of shape {list(shape)}")
+    offsets = as_offsets(cu_seqlens_padded)
+    layout = PackedLayout.from_cu_seqlens(offsets, offsets)
+    if shape[seq_dim] != layout.total:
+        raise InputError(
+            f"dimension {seq_dim} has {shape[seq_dim]} slots but cu_seqlens_padded ends "
+            f"at {layout.total}; roll the whole pack, before any context-parallel cut"
+        )
+    return layout
 
 
 def unpack_rows(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) -> Tensor:
