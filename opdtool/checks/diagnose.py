@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from opdtool.checks.hypotheses import Built, Form, PackCase
+from opdtool.checks.masks_sample import SCREENED
 from opdtool.checks.recipes import Bools, Ints
 from opdtool.checks.recipes_values import Values
 from opdtool.checks.registry import faults
@@ -27,7 +28,7 @@ FIRST_SCREEN = 384
 LEAST_FOR_PAIR = 4
 """Fewer mismatches than this are explained by one fault or not at all: among all pairs one
 that happens to fit a few slots is always found."""
-MOST_CASES = 12
+MOST_CASES = SCREENED
 """How many packs faults are screened on; all of them are asked before one is named."""
 SEARCHABLE = 1 << 21
 """Above this many slots, a fault that has to be searched for is not tried beside another."""

@@ -29,3 +29,13 @@ def sample_slots(total: int, wrong: Sequence[Ints], count: int = 192) -> Ints:
     around = np.arange(-BEFORE, AFTER, dtype=np.int64)
     slots = np.unique(np.concatenate([bad, other])[:, None] + around)
     return slots[(slots >= 0) & (slots < total)]
+
+
+SCREENED = 12
+"""Packs on whose samples faults are screened."""
+
+
+def thinned(sample: Ints, failing: int) -> Ints:
+    """The sample of a pack that is the ``failing``-th to fail, counted from 1: of packs that no
+    fault is screened on little is kept, for there may be many thousands."""
+    return sample if failing <= SCREENED else sample[:: max(1, len(sample) // 32)].copy()

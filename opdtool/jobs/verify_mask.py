@@ -15,6 +15,7 @@ from torch import Tensor
 
 from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.masks_findings import MaskFindings, MaskPack
+from opdtool.checks.masks_sample import thinned
 from opdtool.checks.masks_verdict import (
     Checked,
     DumpedMask,
@@ -71,11 +72,18 @@ class _Opened:
     batch: Batch
     weights: MaskWeights
 
-    def check(self, pack: DumpPack) -> Checked:
-        """Check one pack."""
-        dumped = _dumped(self.job, pack, self.files, self.batch, self.geometry)
-        with naming_batch(self.batch):
-            return check_pack(dumped, self.batch, self.weights, self.geometry)
+    def check(self, packs: Sequence[DumpPack]) -> list[Checked]:
+        """Check some packs."""
+        checked, failing = [], 0
+        for pack in packs:
+            dumped = _dumped(self.job, pack, self.files, self.batch, self.geometry)
+            with naming_batch(self.batch):
+                entry = check_pack(dumped, self.batch, self.weights, self.geometry)
+            if entry.pack is not None and (sample := entry.pack.case.sample) is not None:
+                failing += 1
+                entry.pack.case.sample = thinned(sample, failing)
+            checked.append(entry)
+        return checked
 
     @property
     def shared(self) -> dict[str, object]:
@@ -107,13 +115,13 @@ def _opened(job: VerifyMaskJob) -> Iterator[_Opened]:
 def _check_share(topology: Topology, job: VerifyMaskJob) -> bytes:
     """One rank's verdicts on its share of the packs."""
     with _opened(job) as opened:
-        checked = [opened.check(pack) for pack in topology.share_with_all(opened.packs)]
+        checked = opened.check(topology.share_with_all(opened.packs))
         return pack_up(checked, opened.shared)
 
 
 def _check_all(opened: _Opened, world: Ranks) -> list[Checked]:
     if world.driver is None:
-        return [opened.check(pack) for pack in opened.packs]
+        return opened.check(opened.packs)
     for pack in opened.packs:
         for path in pack.files:
             opened.files.source(path)  # so that renames are known to be used here too

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from opdtool.checks.content_verdict import ContentPack
-from opdtool.checks.hypotheses import MaskWeights
+from opdtool.checks.hypotheses import MaskWeights, PackCase
 from opdtool.checks.layout_outcome import LayoutOutcome
 from opdtool.checks.masks_findings import MaskPack
+from opdtool.checks.masks_sample import thinned
 from opdtool.checks.recipes_values import Cells, Values
 from opdtool.checks.registry import check_name
 from opdtool.checks.room import ROOM, Room
@@ -31,11 +33,19 @@ class PackRun:
     room: Room = ROOM
     cells: dict[tuple[str, bool, bool], Cells] = field(default_factory=dict)
     """By tensor and how its values are told apart: all packs share the rows at hand."""
+    failing: Counter[str] = field(default_factory=Counter)
+    """By tensor, how many packs' are wrong."""
     outcomes: list[tuple[str, LayoutOutcome]] = field(default_factory=list)
     tensors: dict[str, list[ContentPack]] = field(default_factory=dict)
     masks: list[MaskPack] = field(default_factory=list)
     loose: dict[str, list[Finding]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
+
+    def keep_sample(self, tensor: str, case: PackCase) -> None:
+        """Keep as much of a wrong tensor's sample as will be looked at."""
+        if case.sample is not None:
+            self.failing[tensor] += 1
+            case.sample = thinned(case.sample, self.failing[tensor])
 
     def cells_of(
         self,

@@ -337,6 +337,7 @@ def _check_mask(
     )
     with naming_batch(run.batch):
         found = check_mask(dumped, outcome, run.batch.width, run.weights, run.geometry)
+    run.keep_sample(MASK, found.case)
     run.masks.append(found)
     return found.case.mismatches == 0
 
@@ -390,6 +391,7 @@ def _check_tensor(
     )
     if case.mismatches:
         case.sample = sample_slots(case.slots.total, scan.wrong)
+    run.keep_sample(name, case)
     scan.wrong.clear()
     case.slots.forget()
     found = ContentPack(name=pack.name, tensor=name, case=case, scan=scan, hashed=size > 1)
