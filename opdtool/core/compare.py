@@ -126,10 +126,17 @@ class Comparison:
     ) -> None:
         at = slice(start, start + len(a))
         ref = self._scratch("ref", a).copy_(reference)
-        whole = a
+        whole, products = a, self._products(a, norms, part)
         if self.output is not None:
-            a = self._written(a, ref, norms, part, self.output)
-        error, measured, high, low = self._error("error", a, ref)
+            a = self._written(a, ref, products, self.output, reference.dtype == self.output)
+        error, measured = torch.sub(a, ref, out=self._scratch("error", a)), ref
+        high, low = error.amax(dim=-1), error.amin(dim=-1)
+        if not bool((high - low).isfinite().all()):
+            if self.output is not None:
+                rounded = torch.where(ref == a, a, whole.to(self.output))
+                a = torch.where(a.isfinite(), a, rounded)
+            error, measured = self._with_infinities(a, ref)
+            high, low = error.amax(dim=-1), error.amin(dim=-1)
         self.total += a.numel()
         locate = _Locator(start, column, a, ref, self.labels)
         self._offer(self.absolute, error, high, low, locate)
@@ -138,56 +145,75 @@ class Comparison:
         ratio = torch.div(error, size, out=self._scratch("ratio", a))
         self._offer(self.relative, ratio, ratio.amax(dim=-1), ratio.amin(dim=-1), locate)
 
-        allowed = self._allowed(size, norms, part)
-        judged = error
-        if whole is not a and not self.bound.given:
-            judged = self._error("judged", whole, ref)[0]
-        torch.div(judged, allowed, out=ratio)
-        most, least = ratio.amax(dim=-1), ratio.amin(dim=-1)
-        worst = self._offer(self.multiple, ratio, most, least, locate)
-        self.worst[at] = torch.maximum(self.worst[at], worst)
-        if bool((worst > 1).any()):
-            self._mismatched(ratio, worst > 1, locate)
+        self._judge(at, whole, ref, error, self._allowed(size, products, norms, part), locate)
         if vocabulary:
             self.above[at] = torch.maximum(self.above[at], high)
             self.below[at] = torch.minimum(self.below[at], low)
             self._distributions(at, column, a, ref, error)
 
-    def _allowed(self, size: Tensor, norms: RowsAndColumns, part: slice) -> Tensor:
+    def _judge(
+        self,
+        at: slice,
+        whole: Tensor,
+        ref: Tensor,
+        error: Tensor,
+        allowed: Tensor,
+        locate: _Locator,
+    ) -> None:
+        """Hold the errors to the bound: those of what is not rounded, where it was derived."""
+        ratio = self._scratch("ratio", whole)
+        own = self.output is not None and not self.bound.given
+        # What lay in the first buffer of ``_written`` is not wanted any more.
+        judged = torch.sub(whole, ref, out=self._scratch("most", whole)) if own else error
+        torch.div(judged, allowed, out=ratio)
+        most, least = ratio.amax(dim=-1), ratio.amin(dim=-1)
+        if own and not bool((most - least).isfinite().all()):
+            torch.div(self._with_infinities(whole, ref)[0], allowed, out=ratio)
+            most, least = ratio.amax(dim=-1), ratio.amin(dim=-1)
+        worst = self._offer(self.multiple, ratio, most, least, locate)
+        self.worst[at] = torch.maximum(self.worst[at], worst)
+        if bool((worst > 1).any()):
+            self._mismatched(ratio, worst > 1, locate)
+
+    def _products(self, a: Tensor, norms: RowsAndColumns, part: slice) -> Tensor | None:
+        """|x| * |w| of every element, where it is asked for."""
+        if norms.rows is None or norms.columns is None:
+            return None
+        if not self.bound.accumulation and (self.output is None or not self.order):
+            return None
+        return torch.mul(
+            norms.rows[part, None], norms.columns[None], out=self._scratch("products", a)
+        )
+
+    def _allowed(
+        self, size: Tensor, products: Tensor | None, norms: RowsAndColumns, part: slice
+    ) -> Tensor:
         """The bound of every element, written over ``size``."""
         bound = self.bound
         size.mul_(bound.relative).add_(bound.absolute)
-        if bound.accumulation and norms.rows is not None and norms.columns is not None:
-            rows = norms.rows[part, None] * bound.accumulation
-            size.addcmul_(rows, norms.columns[None])
+        if bound.accumulation and products is not None:
+            size.add_(products, alpha=bound.accumulation)
         if bound.operand and norms.rows4 is not None and norms.columns4 is not None:
             size.addcmul_(norms.rows4[part, None] * bound.operand, norms.columns4[None])
         return size
 
     def _written(
-        self, a: Tensor, ref: Tensor, norms: RowsAndColumns, part: slice, dtype: torch.dtype
+        self, a: Tensor, ref: Tensor, products: Tensor | None, dtype: torch.dtype, held: bool
     ) -> Tensor:
-        """The logits as they are written: of all that ``a`` may round to, the nearest to ref."""
-        out = self._scratch("written", a)
-        if norms.rows is None or norms.columns is None or self.order == 0:
-            return out.copy_(a.to(dtype))
-        off = torch.mul(norms.rows[part, None] * self.order, norms.columns[None], out=out)
-        high, low = (a + off).to(dtype), (a - off).to(dtype)
-        torch.minimum(ref, self._scratch("size", a).copy_(high), out=out)
-        torch.maximum(out, self._scratch("size", a).copy_(low), out=out)
-        out.copy_(out.to(dtype))
-        if not bool(out.sum().isfinite()):
-            out = torch.where(out.isfinite(), out, torch.where(ref == out, out, a.to(dtype)))
-        return out
+        """The logits as they are written: of all that ``a`` may round to, the nearest to ref.
 
-    def _error(self, name: str, a: Tensor, ref: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """a - ref, the magnitudes it is relative to, and its extremes of each row."""
-        error, measured = torch.sub(a, ref, out=self._scratch(name, a)), ref
-        high, low = error.amax(dim=-1), error.amin(dim=-1)
-        if not bool((high - low).isfinite().all()):
-            error, measured = self._with_infinities(a, ref)
-            high, low = error.amax(dim=-1), error.amin(dim=-1)
-        return error, measured, high, low
+        ``held`` says that ``ref`` holds numbers of the dtype. Where something is not finite the
+        caller looks again.
+        """
+        out, narrow = self._scratch("written", a), self._scratch("narrow", a, dtype)
+        if products is None or self.order == 0:
+            return out.copy_(narrow.copy_(a))
+        most = torch.add(a, products, alpha=self.order, out=self._scratch("most", a))
+        most.copy_(narrow.copy_(most))
+        least = torch.sub(a, products, alpha=self.order, out=self._scratch("size", a))
+        least.copy_(narrow.copy_(least))
+        torch.clamp(ref, least, most, out=out)
+        return out if held else out.copy_(narrow.copy_(out))
 
     def _with_infinities(self, a: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
         """The error where something is not finite: 0 where both agree, else infinite."""
@@ -306,10 +332,10 @@ class _Scratch:
         self._device = device
         self._flat: dict[str, Tensor] = {}
 
-    def __call__(self, name: str, like: Tensor) -> Tensor:
+    def __call__(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         flat = self._flat.get(name)
         if flat is None or flat.numel() < like.numel():
-            flat = torch.empty(like.numel(), dtype=torch.float32, device=self._device)
+            flat = torch.empty(like.numel(), dtype=dtype, device=self._device)
             self._flat[name] = flat
         return flat[: like.numel()].view(like.shape)
 
