@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
@@ -41,11 +42,22 @@ def _rank_process(seat: Seat, port: int, parent: int) -> NoReturn:
     def reach() -> Store:
         return connect_store("127.0.0.1", port, seat.timeout)
 
-    status = LOST
+    status, reached = LOST, threading.Event()
+    threading.Thread(target=_watch, args=(lost, reached), daemon=True).start()
     try:
-        status = Member(seat, reach, lost, speaks=seat.rank == 0).serve()
+        member = Member(seat, reach, lost, speaks=seat.rank == 0)
+        reached.set()
+        status = member.serve()
     finally:
         leave(status)
+
+
+def _watch(lost: Callable[[], str | None], reached: threading.Event) -> None:
+    """End this process should its parent die before the rank has reached its store: that waits
+    for a store which is no more, and there is nothing to take away yet."""
+    while not reached.wait(0.2):
+        if lost() is not None:
+            leave(LOST)
 
 
 @contextmanager
