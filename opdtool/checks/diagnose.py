@@ -208,8 +208,6 @@ def _passes(forms: Sequence[Form], screens: Sequence[_Screen]) -> str | None:
         for part in (screen.quick, slice(None)):
             agree = screen.case.agrees(made.filled, screen.slots[part], screen.actual[part])
             wrong = screen.wrong[part]
-            if screen.case.layout is None and not agree.all():
-                return None
             if not agree[~wrong].all():
                 return None
             unexplained = int((~agree[wrong]).sum())
@@ -282,7 +280,7 @@ def as_diagnosis(entry: Explanation) -> Diagnosis:
         match="exact" if entry.exact else "likely",
         message=message,
         fix=" ".join(dict.fromkeys(info.fix for info in infos)),
-        score=None if entry.exact else entry.explained / max(entry.total, 1),
+        score=None if entry.exact else entry.explained / entry.total,
         faults=entry.names if len(entry.names) > 1 else (),
     )
 

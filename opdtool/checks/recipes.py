@@ -234,13 +234,13 @@ def _shifted(recipe: Recipe, at: Ints, segment: Ints, position: Ints) -> tuple[I
     if by == 0:
         return segment, position, inside
     if recipe.shift.kind == "pack-circular":
-        there = (at + by) % max(place.layout.total, 1)
+        there = (at + by) % place.layout.total
         segment = find_segments(place.offsets, there)
         return segment, there - place.offsets[segment], inside
     width = np.diff(place.offsets)[segment]
     there = position + by
     if recipe.shift.kind == "segment-circular":
-        return segment, there % np.maximum(width, 1), inside
+        return segment, there % width, inside
     inside = (there >= 0) & (there < width)
     return segment, np.where(inside, there, position), inside
 
@@ -249,7 +249,7 @@ def _roll_after_cut(recipe: Recipe, slots: Ints) -> tuple[Ints, Bools]:
     """(dump slot that each dump slot speaks of, whether it is inside) for a late roll."""
     layout, after = recipe.placement.layout, recipe.after
     size = layout.total if recipe.cut.kind == "whole" else layout.local_total
-    rank, local = np.divmod(slots, max(size, 1))
+    rank, local = np.divmod(slots, size)
     if after.kind in ("segment", "segment-circular"):
         offsets = layout.cu_seqlens_padded * size // max(layout.total, 1)
         segment = find_segments(offsets, local)
@@ -258,6 +258,6 @@ def _roll_after_cut(recipe: Recipe, slots: Ints) -> tuple[Ints, Bools]:
         begin, width = np.zeros_like(local), np.full_like(local, size)
     there = local - begin + after.by
     if after.kind in ("segment-circular", "rank-circular"):
-        return rank * size + begin + there % np.maximum(width, 1), np.ones(len(slots), np.bool_)
+        return rank * size + begin + there % width, np.ones(len(slots), np.bool_)
     inside = (there >= 0) & (there < width)
     return rank * size + begin + np.where(inside, there, local - begin), inside
