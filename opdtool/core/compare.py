@@ -331,16 +331,22 @@ class _Scratch:
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._flat: dict[str, Tensor] = {}
+        self._shaped: dict[tuple[str, torch.Size], Tensor] = {}
 
     def __call__(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        flat = self._flat.get(name)
-        if flat is None or flat.numel() < like.numel():
-            flat = torch.empty(like.numel(), dtype=dtype, device=self._device)
-            self._flat[name] = flat
-        return flat[: like.numel()].view(like.shape)
+        shaped = self._shaped.get((name, like.shape))
+        if shaped is None:
+            flat = self._flat.get(name)
+            if flat is None or flat.numel() < like.numel():
+                flat = torch.empty(like.numel(), dtype=dtype, device=self._device)
+                self._flat[name] = flat
+                for key in [key for key in self._shaped if key[0] == name]:
+                    del self._shaped[key]
+            shaped = self._shaped[name, like.shape] = flat[: like.numel()].view(like.shape)
+        return shaped
 
     def pair(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return self("size", like), self("ratio", like)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_device": self._device, "_flat": {}}
+        return {"_device": self._device, "_flat": {}, "_shaped": {}}

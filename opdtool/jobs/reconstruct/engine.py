@@ -129,8 +129,8 @@ class _Worker:
 
     hidden: Tensor | None
     head: Tensor | None
-    norms: tuple[Tensor, Tensor] | None
-    head_norms: tuple[Tensor, Tensor] | None
+    norms: tuple[Tensor, Tensor | None] | None
+    head_norms: tuple[Tensor, Tensor | None] | None
 
     def take(self, tile: Tile, write: WriteTile | None) -> None:
         """Rebuild one tile and give it to everybody who wants it."""
@@ -155,7 +155,7 @@ class _Worker:
         if self.variant != RIGHT:
             return
         final = logits
-        if final.dtype != self.plan.compute:
+        if final.dtype != self.plan.compute and (write is not None or self._wants_final()):
             final = self.room("final", logits.shape, self.plan.compute).copy_(logits)
         self._look(tile, final)
         if result.divergence is not None:
@@ -178,18 +178,22 @@ class _Worker:
             tile.hidden = None
             self.norms = None
             if self._bounded():
-                self.norms = norms_of(self.hidden, self.sizes.tile)
+                self.norms = norms_of(self.hidden, fours=self._bounded(operand=True))
         if tile.head is not None:
             self.head = None
             self.head = tile.head.to(self.device).to(plan.compute)
             tile.head = None
-            if self._bounded():
-                self.head_norms = norms_of(self.head, 512)
             if self._multiplies_wide() and self.head.dtype != torch.float32:
-                self.head = self.head.float()
+                self.head = self.room("head", self.head.shape, torch.float32).copy_(self.head)
+            if self._bounded():
+                self.head_norms = norms_of(self.head, fours=self._bounded(operand=True))
 
-    def _bounded(self) -> bool:
+    def _bounded(self, *, operand: bool = False) -> bool:
+        """Whether norms are asked for; with ``operand`` the 4-norms."""
         bounds = (self.plan.bound, self.plan.score_bound)
+        if operand:
+            own = variant_bound(self.plan, self.variant) if self.plan.bound is not None else None
+            return any(bound is not None and bound.operand > 0 for bound in (*bounds, own))
         derived = any(bound is not None and not bound.given for bound in bounds)
         return derived or (self.plan.bound is not None and self.plan.compute.itemsize < 4)
 
@@ -224,7 +228,7 @@ class _Worker:
             assert self.head is not None
             rows = self.hidden[tile.rows.start : tile.rows.stop]
             if self._multiplies_wide():
-                rows = rows.float()
+                rows = self.room("rows", tuple(rows.shape), torch.float32).copy_(rows)
             shape = (len(rows), len(self.head))
             logits = torch.mm(rows, self.head.t(), out=self.room("logits", shape, self.head.dtype))
             if (is_wide(plan) or changed) and logits.dtype.itemsize < 4:
@@ -248,14 +252,21 @@ class _Worker:
         return RowsAndColumns(
             rows=self.norms[0][rows],
             columns=self.head_norms[0][:columns],
-            rows4=self.norms[1][rows],
-            columns4=self.head_norms[1][:columns],
+            rows4=None if self.norms[1] is None else self.norms[1][rows],
+            columns4=None if self.head_norms[1] is None else self.head_norms[1][:columns],
         )
 
+    def _wants_final(self) -> bool:
+        """Whether somebody but the comparison takes the logits, as they would be written."""
+        return self.result.divergence is not None or self.result.scores is not None
+
     def _look(self, tile: Tile, logits: Tensor) -> None:
-        low, high = (float(x) for x in torch.aminmax(logits))
+        # Rounding keeps the order, so the extremes of what is written are those of this, rounded.
+        ends = torch.stack(torch.aminmax(logits)).to(self.plan.compute)
+        low, high = (float(x) for x in ends)
         extent = self.result.extent
         if not (np.isfinite(low) and np.isfinite(high)):
+            logits = logits.to(self.plan.compute)
             finite = logits.isfinite()
             wrong = (~finite).nonzero()
             extent.not_finite += len(wrong)
