@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from opdtool.cli.nearest import did_you_mean
+from opdtool.cli.nearest import did_you_mean, short
 from opdtool.cli.shapes import Shape, options, relative_to
 from opdtool.core.errors import InputError
 
@@ -127,7 +127,7 @@ def defaults_for(config: Config, command: str, commands: Mapping[str, str]) -> d
 
 def _unknown(config: Config, shown: str, known: set[str], key: str | None = None) -> InputError:
     hint = did_you_mean(key or shown, sorted(known))
-    return InputError(f"{config.shown}: there is no option {shown!r}{hint}")
+    return InputError(f"{config.shown}: there is no option {short(shown)}{hint}")
 
 
 def _value(config: Config, shape: Shape, key: str, value: Any) -> Any:
@@ -135,14 +135,14 @@ def _value(config: Config, shape: Shape, key: str, value: Any) -> Any:
     where = f"{config.shown}: {key}"
     if shape.flag:
         if not isinstance(value, bool):
-            raise InputError(f"{where} is {value!r}; expected true or false")
+            raise InputError(f"{where} is {short(value)}; expected true or false")
         return value
     # A text may be a list with commas between, as --must-include 1,2 is.
     listed = shape.multiple or (shape.kind is str and not shape.path)
     items = value if isinstance(value, list) and listed else [value]
     if not all(isinstance(item, str | int | float) and type(item) is not bool for item in items):
         kinds = "a text, a number or a list of them" if listed else "a text or a number"
-        raise InputError(f"{where} is {value!r}; expected {kinds}")
+        raise InputError(f"{where} is {short(value)}; expected {kinds}")
     texts = [str(item) for item in items]
     for text in texts:
         _check_kind(where, shape, text)
@@ -157,12 +157,14 @@ def _check_kind(where: str, shape: Shape, text: str) -> None:
         choices = [str(choice.value) for choice in shape.kind]
         if text not in choices:
             hint = did_you_mean(text, choices)
-            raise InputError(f"{where} is {text!r}; expected one of {', '.join(choices)}{hint}")
+            raise InputError(
+                f"{where} is {short(text)}; expected one of {', '.join(choices)}{hint}"
+            )
     elif shape.kind in (int, float):
         try:
             shape.kind(text)
         except ValueError:
-            raise InputError(f"{where} is {text!r}; expected a number") from None
+            raise InputError(f"{where} is {short(text)}; expected a number") from None
 
 
 def take_environment(command: Any, name: str) -> Any:

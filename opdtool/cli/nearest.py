@@ -1,8 +1,9 @@
-"""What the user may have meant."""
+"""What the user may have meant, and what was written, in words for one line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 def nearest(word: str, known: Iterable[str], *, most: int = 3) -> list[str]:
@@ -19,3 +20,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean a or b?``, or nothing when nothing is like it."""
     close = nearest(word, known)
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def short(value: Any, most: int = 60) -> str:
+    """A value from a file as one short printable text."""
+    text = repr(value)
+    text = text if text.isprintable() else ascii(value)
+    return text if len(text) <= most else text[: most - 3] + "..."

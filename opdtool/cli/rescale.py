@@ -63,7 +63,11 @@ def command(
         check_output(output, force=force)
     values = _metrics(metrics)
     kinds = _normalizers(normalizers)
-    text = json.dumps(rescaled(values, kinds, token_factor, sequence_factor), indent=2) + "\n"
+    try:
+        made = rescaled(values, kinds, token_factor, sequence_factor)
+    except InputError as error:
+        raise InputError(f"{'stdin' if metrics == '-' else metrics}: {error}") from None
+    text = json.dumps(made, indent=2) + "\n"
     lacking = [name for name in values if name not in kinds]
     if lacking:
         print(f"no normalizer, left as they are: {', '.join(map(ascii, lacking))}", file=sys.stderr)
@@ -95,10 +99,10 @@ def rescaled(
             for name, value in values.items()
         }
     except OverflowError:
-        raise InputError("rescale: a metric is too large an integer to be multiplied") from None
+        raise InputError("a metric is too large an integer to be multiplied") from None
     for name, value in found.items():
         if not all(math.isfinite(item) for item in (value if isinstance(value, list) else [value])):
-            raise InputError(f"rescale: {name!a} times its factor is no finite number")
+            raise InputError(f"{_short(name)} times its factor is no finite number")
     return found
 
 
@@ -108,7 +112,7 @@ def _metrics(path: str) -> dict[str, Any]:
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
             raise InputError(
-                f"{path}: metric {name!a} is {_short(value)}; "
+                f"{path}: metric {_short(name)} is {_short(value)}; "
                 "expected a number or a list of numbers"
             )
     return values
@@ -120,7 +124,7 @@ def _normalizers(path: str) -> dict[str, str]:
         if not isinstance(kind, str) or kind not in KINDS:
             hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
             raise InputError(
-                f"{path}: the normalizer of {name!a} is {_short(kind)}; "
+                f"{path}: the normalizer of {_short(name)} is {_short(kind)}; "
                 f"expected tokens, sequences or none{hint}"
             )
     return kinds
@@ -162,7 +166,7 @@ def _read(path: str) -> dict[str, Any]:
     for name, item in value.items():
         numbers = item if isinstance(item, list) else [item]
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            raise InputError(f"{shown}: {name!a} is too large for a float")
+            raise InputError(f"{shown}: {_short(name)} is too large for a float")
     return value
 
 
@@ -181,6 +185,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the key {name!a} is there twice")
+            raise ValueError(f"the key {_short(name)} is there twice")
         found[name] = value
     return found

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,13 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from opdtool.cli.defaults import read_toml
-from opdtool.cli.nearest import did_you_mean
+from opdtool.cli.nearest import did_you_mean, short
 from opdtool.cli.shapes import Shape, options, split_index
 from opdtool.cli.start import COMMANDS
 from opdtool.core.errors import InputError
 
 TOP = ("step", "defaults", "matrix", "continue_on_failure")
 OF_A_STEP = ("name", "command", "inputs", "continue_on_failure")
+MOST_STEPS = 10_000
+"""A matrix that multiplies out to more is a slip."""
 NOT_IN_A_SUITE = ("check", "demo")
 NOT_OF_A_STEP = ("format", "report", "quiet", "q")
 """Options that say where a report goes: a suite has one report, asked for on its own line."""
@@ -81,11 +84,16 @@ def read_suite(path: Path) -> list[Step]:
     ]
 
 
+def shown_name(text: str) -> str:
+    """A key or a name as it is, or quoted where it cannot be shown so."""
+    return text if text.isprintable() and len(text) <= 60 else short(text)
+
+
 def _known(where: str, table: Mapping[str, Any], keys: Sequence[str]) -> None:
     for key in table:
         if key not in keys:
             hint = did_you_mean(key, keys)
-            raise InputError(f"{where}: there is no key {key!r}{hint}")
+            raise InputError(f"{where}: there is no key {short(key)}{hint}")
 
 
 def _table(where: str, table: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -98,14 +106,14 @@ def _table(where: str, table: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _flag(where: str, table: Mapping[str, Any], key: str, default: bool) -> bool:
     value = table.get(key, default)
     if not isinstance(value, bool):
-        raise InputError(f"{where}: {key} is {value!r}; expected true or false")
+        raise InputError(f"{where}: {shown_name(key)} is {short(value)}; expected true or false")
     return value
 
 
 def _text(where: str, table: Mapping[str, Any], key: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value:
-        shown = "missing" if value is None else repr(value)
+        shown = "missing" if value is None else short(value)
         raise InputError(f"{where}: {key} is {shown}; expected a text")
     return value
 
@@ -113,7 +121,9 @@ def _text(where: str, table: Mapping[str, Any], key: str) -> str:
 def _matrix(where: str, table: Mapping[str, Any]) -> dict[str, list[Any]]:
     for key, values in table.items():
         if not isinstance(values, list) or not values:
-            raise InputError(f"{where}: matrix.{key} is {values!r}; expected a list of values")
+            raise InputError(
+                f"{where}: matrix.{shown_name(key)} is {short(values)}; expected a list of values"
+            )
     return dict(table)
 
 
@@ -121,7 +131,9 @@ def _check_command(where: str, name: str) -> None:
     if name in NOT_IN_A_SUITE:
         raise InputError(f"{where}: {name} cannot be a step of a suite")
     if name not in COMMANDS:
-        raise InputError(f"{where}: there is no command {name!r}{did_you_mean(name, COMMANDS)}")
+        raise InputError(
+            f"{where}: there is no command {short(name)}{did_you_mean(name, COMMANDS)}"
+        )
 
 
 def _check_shared(
@@ -136,7 +148,7 @@ def _check_shared(
         return
     known = {shape.key for name in names for shape in options(name).values()}
     hint = did_you_mean(key, sorted(known))
-    raise InputError(f"{where}: no step's command has an option {key!r}{hint}")
+    raise InputError(f"{where}: no step's command has an option {short(key)}{hint}")
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -168,7 +180,7 @@ def _steps(
         if key not in shapes and key not in {shape.off for shape in shapes.values()}:
             known = [*OF_A_STEP, *(s.key for s in shapes.values() if s.key not in NOT_OF_A_STEP)]
             hint = did_you_mean(key, known)
-            raise InputError(f"{where}: {command} has no option {key!r}{hint}")
+            raise InputError(f"{where}: {command} has no option {short(key)}{hint}")
     shared = {key: value for key, value in defaults.items() if key in shapes and key not in own}
     values = shared | own
     used = [
@@ -179,6 +191,11 @@ def _steps(
     ]
     name = _text(where, step, "name") if "name" in step else f"{number} {command}"
     going_on = _flag(where, step, "continue_on_failure", go_on)
+    count = math.prod(len(matrix[key]) for key in used)
+    if count > MOST_STEPS:
+        raise InputError(
+            f"{where}: the matrix makes {count:,} steps of it; at most {MOST_STEPS:,} are run"
+        )
     for combination in itertools.product(*(matrix[key] for key in used)):
         chosen = dict(zip(used, combination, strict=True))
         given = values | {k: v for k, v in chosen.items() if k in shapes and k not in own}
@@ -187,8 +204,11 @@ def _steps(
             *_inputs(where, step),
         ]
         shown = ", ".join(f"{key} {value}" for key, value in chosen.items())
+        full_name = f"{name} ({shown})" if shown else name
+        if not full_name.isprintable():
+            raise InputError(f"{where}: the name {short(full_name)} cannot be shown; write another")
         yield Step(
-            name=f"{name} ({shown})" if shown else name,
+            name=full_name,
             command=command,
             argv=tuple(_filled(part, chosen) for part in argv),
             continue_on_failure=going_on,
@@ -204,7 +224,7 @@ def _filled(text: str, chosen: Mapping[str, Any]) -> str:
 def _inputs(where: str, step: Mapping[str, Any]) -> list[str]:
     inputs = step.get("inputs", [])
     if not isinstance(inputs, list) or not all(isinstance(item, str) for item in inputs):
-        raise InputError(f"{where}: inputs is {inputs!r}; expected a list of texts")
+        raise InputError(f"{where}: inputs is {short(inputs)}; expected a list of texts")
     return ["--", *inputs]
 
 
@@ -214,7 +234,9 @@ def _option(where: str, shapes: Mapping[str, Shape], key: str, value: Any) -> li
     dashes = "-" if len(key) == 1 else "--"
     if shape is None or shape.flag:
         if not isinstance(value, bool):
-            raise InputError(f"{where}: {key} is {value!r}; expected true or false")
+            raise InputError(
+                f"{where}: {shown_name(key)} is {short(value)}; expected true or false"
+            )
         if value:
             return [dashes + key]
         return [f"--{shape.off}"] if shape is not None and shape.off else []
@@ -225,7 +247,9 @@ def _option(where: str, shapes: Mapping[str, Shape], key: str, value: Any) -> li
     plain = value.values() if isinstance(value, dict) else value
     for item in plain if isinstance(value, list | dict) else [value]:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise InputError(f"{where}: {key} is {value!r}; expected a text or a number")
+            raise InputError(
+                f"{where}: {shown_name(key)} is {short(value)}; expected a text or a number"
+            )
     if not shape.multiple:
         items = [",".join(items)]
     return [part for item in items for part in (f"{dashes}{key}", item)]
@@ -239,11 +263,8 @@ def expand(step: Step, folder: Path) -> list[str]:
     """
     shapes = options(step.command)
     line, rest = list(step.argv), []
-    split = line.index("--")
-    line, inputs = line[:split], line[split + 1 :]
     found: list[str] = [step.command]
-    while line:
-        word = line.pop(0)
+    while (word := line.pop(0)) != "--":  # which may also be an option's value
         shape = shapes.get(word.lstrip("-"))
         if shape is None or shape.flag:
             found.append(word)
@@ -253,7 +274,7 @@ def expand(step: Step, folder: Path) -> list[str]:
         if len(matches) > 1 and not shape.multiple:
             raise InputError(f"{word} {value} matches {len(matches)} files; it takes one")
         found += [part for match in matches for part in (word, match)]
-    for item in inputs:
+    for item in line:
         rest += _matches(item, folder)
     return [*found, "--", *rest]
 

@@ -22,6 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from opdtool.cli import defaults, rescale
+from opdtool.cli.start import COMMANDS
+from opdtool.cli.suite import expand, read_suite
 from opdtool.core.errors import InputError
 from opdtool.io.batch import open_batch
 from opdtool.io.checkpoints import find_head, find_norm, norm_eps, open_checkpoint, open_draft
@@ -113,6 +116,36 @@ CONFIG = json.dumps(
     }
 ).encode()
 
+SUITE = {
+    "continue_on_failure": True,
+    "defaults": {"batch": "batch.safetensors", "atol": 0.0},
+    "matrix": {"cp": [1, 2]},
+    "step": [
+        {"name": "mask", "command": "verify-mask", "inputs": ["m{cp}.safetensors"]},
+        {"command": "roll", "name": "ids", "inputs": ["p"], "output": "o", "force": False},
+    ],
+}
+DEFAULTS = {
+    "format": "concise",
+    "max-memory": "1GiB",
+    "must-include": [1, 2],
+    "verify-mask": {"cp": 2, "sequence-parallel": False, "batch": ["b.safetensors"]},
+}
+METRICS = {"kl": 1.5, "count": 3, "by_step": [1, 2.5, 1e300]}
+NORMALIZERS = {"kl": "tokens", "count": "sequences", "by_step": "none"}
+
+
+def as_toml(value: Any, top: bool = True) -> str:
+    """A JSON value as TOML: tables in one line but for the outermost. There is no null."""
+    if isinstance(value, dict):
+        pairs = [f"{json.dumps(key)} = {as_toml(item, top=False)}" for key, item in value.items()]
+        return "\n".join(pairs) + "\n" if top else "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(as_toml(item, top=False) for item in value) + "]"
+    if (isinstance(value, float) and value != value) or value in (float("inf"), -float("inf")):
+        return str(value)
+    return "nan" if value is None else json.dumps(value)
+
 
 # Who reads it.
 
@@ -183,6 +216,47 @@ def read_torch(data: bytes) -> None:
     convert(path, path.with_name("out.safetensors"))
 
 
+def read_suites(data: bytes) -> None:
+    path = FOLDER.fresh() / "suite.toml"
+    path.write_bytes(data)
+    for step in read_suite(path):
+        assert step.name.isprintable()
+        line = expand(step, path.parent)
+        assert line[0] in COMMANDS
+        assert all(isinstance(word, str) for word in line)
+
+
+def read_defaults(data: bytes, name: str = "opdtool.toml") -> None:
+    path = FOLDER.fresh() / name
+    path.write_bytes(data)
+    config = defaults.read_config(path)
+    for command in ("verify-mask", "pack", "build-d2t"):
+        defaults.defaults_for(config, command, COMMANDS)
+
+
+def read_pyproject(data: bytes) -> None:
+    read_defaults(data, "pyproject.toml")
+
+
+def read_metrics(data: bytes) -> None:
+    path = FOLDER.fresh() / "metrics.json"
+    path.write_bytes(data)
+    values = rescale._metrics(str(path))
+    try:
+        made = rescale.rescaled(values, NORMALIZERS, 0.5, 1e10)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    assert list(made) == list(values)
+    json.dumps(made, allow_nan=False)
+
+
+def read_normalizers(data: bytes) -> None:
+    path = FOLDER.fresh() / "normalizers.json"
+    path.write_bytes(data)
+    kinds = rescale._normalizers(str(path))
+    assert set(kinds.values()) <= set(rescale.KINDS)
+
+
 READERS: dict[str, tuple[Callable[[bytes], None], Callable[[], bytes]]] = {
     "safetensors": (read_tensors, batch_file),
     "batch": (read_batch, batch_file),
@@ -191,7 +265,14 @@ READERS: dict[str, tuple[Callable[[bytes], None], Callable[[], bytes]]] = {
     "index": (read_index, lambda: INDEX),
     "config": (read_config, lambda: CONFIG),
     "torch": (read_torch, torch_file),
+    "suite": (read_suites, lambda: as_toml(SUITE).encode()),
+    "defaults": (read_defaults, lambda: as_toml(DEFAULTS).encode()),
+    "pyproject": (read_pyproject, lambda: as_toml({"tool": {"opdtool": DEFAULTS}}).encode()),
+    "metrics": (read_metrics, lambda: json.dumps(METRICS).encode()),
+    "normalizers": (read_normalizers, lambda: json.dumps(NORMALIZERS).encode()),
 }
+DOCUMENTS = {"suite": SUITE, "defaults": DEFAULTS, "pyproject": {"tool": {"opdtool": DEFAULTS}}}
+"""What the TOML files say."""
 
 
 # How it is bent.
@@ -247,7 +328,7 @@ def paths_of(value: Any) -> list[tuple[Any, ...]]:
 
 
 @st.composite
-def other_json(draw: st.DrawFn, document: Any) -> bytes:
+def other_document(draw: st.DrawFn, document: Any) -> Any:
     """The document with some of its parts replaced, removed or added."""
     document = json.loads(json.dumps(document))
     for _ in range(draw(st.integers(1, 3))):
@@ -266,7 +347,19 @@ def other_json(draw: st.DrawFn, document: Any) -> bytes:
             holder[draw(st.text(max_size=5))] = value
         else:
             holder[path[-1]] = value
-    return json.dumps(document).encode("utf-8", "surrogatepass")
+    return document
+
+
+@st.composite
+def other_json(draw: st.DrawFn, document: Any) -> bytes:
+    """The same as JSON."""
+    return json.dumps(draw(other_document(document))).encode("utf-8", "surrogatepass")
+
+
+@st.composite
+def other_toml(draw: st.DrawFn, document: Any) -> bytes:
+    """The same as TOML."""
+    return as_toml(draw(other_document(document))).encode("utf-8", "surrogatepass")
 
 
 @st.composite
@@ -283,6 +376,8 @@ def strategy(name: str) -> st.SearchStrategy[bytes]:
     ways = [bent(valid), st.binary(max_size=64)]
     if name in ("safetensors", "batch"):
         ways += [other_header(valid), other_header(valid)]
+    elif name in DOCUMENTS:
+        ways += [other_toml(DOCUMENTS[name]), other_toml(DOCUMENTS[name])]
     elif name not in ("npy", "torch"):
         ways += [other_json(json.loads(valid)), other_json(json.loads(valid))]
     return st.one_of(ways)
@@ -311,7 +406,7 @@ def survives(name: str, examples: int, *, same: bool) -> tuple[int, int]:
             counts[1] += 1
             message = str(error)
             assert message.isprintable(), message
-            assert str(FOLDER.path) in message, message
+            assert FOLDER.path.name in message, message
             assert len(message) < 2000, len(message)
 
     run()
