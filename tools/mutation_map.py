@@ -17,6 +17,12 @@ _DRAFT = (
     "tests/checks/test_vocab.py",
     "tests/cli/test_verify_d2t.py",
 )
+_LAYOUT = (
+    "tests/checks/test_layout_direct.py",
+    "tests/checks/test_layout.py",
+    "tests/checks/test_layout_tails.py",
+    "tests/checks/test_full_segments.py",
+)
 _MASKS = ("tests/checks/test_masks.py", "tests/cli/test_verify_mask.py")
 _CONTENT = ("tests/checks/test_content.py", "tests/cli/test_verify_pack.py")
 _TEACHER = ("tests/checks/test_teacher.py", "tests/cli/test_reconstruct.py")
@@ -49,12 +55,10 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks/vocab_fit", _DRAFT),
     ("checks/vocab_ids", ("tests/checks/test_vocab_ids.py", *_DRAFT)),
     ("checks/vocab_logits", ("tests/cli/test_map_d2t.py",)),
-    ("checks/layout", ("tests/checks/test_layout.py", *_MASKS, *_CONTENT)),
-    (
-        "checks/layout_lengths",
-        ("tests/checks/test_full_segments.py", "tests/checks/test_layout.py", *_MASKS, *_CONTENT),
-    ),
-    ("checks/layout_outcome", ("tests/checks/test_layout.py", *_MASKS, *_CONTENT)),
+    ("checks/layout", _LAYOUT),
+    ("checks/layout_lengths", _LAYOUT),
+    ("checks/layout_multiples", _LAYOUT),
+    ("checks/layout_outcome", _LAYOUT),
     ("checks/masks", _MASKS),
     ("checks/masks_findings", _MASKS),
     ("checks/masks_sample", ("tests/checks/test_masks_sample_direct.py",)),

@@ -80,12 +80,7 @@ def _left_padded_in_width(case: PackCase, filled: Any) -> Built | None:
 
 _one_shorter = _placement(lambda case, right: np.maximum(right.lengths - 1, 0), "length")
 _padded_as_real = _placement(
-    lambda case, right: np.where(
-        np.arange(right.num_segments) < right.num_rows,
-        np.minimum(right.padded_lengths, case.width),
-        0,
-    ),
-    "length",
+    lambda case, right: np.minimum(right.padded_lengths, case.width), "length"
 )
 
 

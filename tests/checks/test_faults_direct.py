@@ -158,6 +158,8 @@ def test_shorter_rows_are_laid_out_anew_where_the_pack_keeps_its_slots() -> None
     assert made(grown, forms, "lengths-off-by-one") == ["abcd....AB..", None]
     empty = case_of([0, 3], [0, 4], geometry=FOUR)
     assert made(empty, forms, "lengths-off-by-one") == ["AB..", "AB.."]
+    room = case_of([0, 3], [4, 4], geometry=FOUR)
+    assert made(room, forms, "lengths-off-by-one") == ["....AB..", None]
 
 
 def test_faults_of_placement_need_a_layout_but_those_that_bring_one() -> None:
@@ -198,6 +200,8 @@ def test_the_tail_begins_at_the_alignment_or_at_the_end_of_the_row() -> None:
     assert tail_start(case_of([3, 5], [4, 8], geometry=FOUR), whole=True) is None
     one = case_of([3], [12], geometry=FOUR)
     assert tail_start(one, whole=False) == (0, 4, 12)
+    beside = case_of([3, 5, 0], [4, 8, 4], geometry=FOUR)  # what follows the rows is no part
+    assert tail_start(beside, whole=False) is None
     none = case_of([3, 5], [4, 12], geometry=TAIL, fits=False)
     assert tail_start(none, whole=False) is None
     empty = case_of([], [], geometry=FOUR)
@@ -337,6 +341,13 @@ def test_the_faults_of_a_mask_that_speaks_of_a_later_token() -> None:
         ("mask-last-slot-kept", "overlay", "last-slot"),
         *VALUES,
         *TAILS,
+    ]
+
+
+def test_a_shift_by_two_already_says_which_token_is_spoken_of() -> None:
+    assert routes(2)[:2] == [
+        ("mask-not-shifted", "shift", "segment", 0, "the slots speak of token t+0 instead of t+2"),
+        ("mask-not-shifted", "shift", "segment", 1, "the slots speak of token t+1 instead of t+2"),
     ]
 
 
