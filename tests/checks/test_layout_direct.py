@@ -271,6 +271,12 @@ def test_an_index_names_each_row_once_and_no_others() -> None:
     assert index(torch.tensor([[0, 1, 2]])).status == "pass"
     assert index(torch.tensor([[0, 1], [2, 0]])).status == "fail"
     assert index(torch.tensor([[[0, 1, 2]]])).status == "fail"
+    square = judged(
+        [0, 1, 2, 3, 4], [0, 4, 8, 12, 16], lengths=[1] * 4, index=torch.tensor([[0, 1], [2, 3]])
+    )
+    assert the(square, "OPD109").message.startswith("has dtype int64 and shape [2, 2]")
+    padded = judged(None, PADDED, index=[0, 1, 2, 3], lengths=[3, 5, 2, 4])
+    assert the(padded, "OPD109").message == the(four, "OPD109").message
     without = judged(None, None, index=[2, 0, 1])
     assert the(without, "OPD109").status == "pass"
     assert without.layout is not None
@@ -321,6 +327,8 @@ def test_swapped_vectors_are_told_and_mended() -> None:
         assert "cu-seqlens-swapped" not in judged(real, REAL, slots=slots).faults
     same = judged(REAL, REAL, slots=10, geometry=PackGeometry())
     assert same.faults == {}
+    full = judged(PADDED, [0, 4, 9, 11], lengths=[4, 5, 2])
+    assert list(full.faults) == ["cu-seqlens-swapped"]
     tail = judged([*PADDED, 20], [*REAL, 10], slots=20)
     assert list(tail.faults) == ["cu-seqlens-swapped"]
     more = judged([*PADDED, 20], [*REAL, 12], slots=20)  # a tail that counts as real
@@ -348,7 +356,8 @@ def test_offsets_that_the_ranks_cannot_be_cut_by_are_not_used() -> None:
     assert the(outcome, "OPD106").status == "fail"
     assert outcome.layout is not None
     assert outcome.layout.cu_seqlens_padded.tolist() == PADDED  # the geometry's instead
-    whole = judged(REAL, odd, whole=True)
+    with np.errstate(all="raise"):
+        whole = judged(REAL, odd, whole=True)
     assert whole.layout is not None
     assert whole.layout.cu_seqlens_padded.tolist() == odd
     assert whole.layout.cp_size == 1
@@ -357,6 +366,12 @@ def test_offsets_that_the_ranks_cannot_be_cut_by_are_not_used() -> None:
     assert even.layout.cp_size == 2
     none = judged(REAL, [0, 6, 12, 20], slots=20)
     assert none.layout is None
+    alone = judged(REAL, [0, 3, 12, 17], slots=17, geometry=PackGeometry())
+    assert alone.layout is not None
+    assert alone.layout.cu_seqlens_padded.tolist() == [0, 3, 12, 17]
+    four = judged(REAL, [0, 16, 24, 32], slots=32, geometry=PackGeometry(cp_size=4))
+    assert four.layout is not None
+    assert four.layout.cu_seqlens_padded.tolist() == [0, 16, 24, 32]
 
 
 def test_real_lengths_longer_than_their_segments_are_told_with_every_place() -> None:

@@ -138,7 +138,7 @@ def test_findings_of_one_pack_stay_as_they_are() -> None:
 def test_of_many_packs_the_worst_finding_speaks_with_its_packs_name() -> None:
     merged = merge_findings(
         [
-            ("a", [finding("OPD301", "pass", "fine", tensor="m")]),
+            ("a", [finding("OPD301", "warn", "odd", tensor="m", first=({"slot": 4},))]),
             (
                 "b",
                 [finding("OPD301", "fail", "bad", tensor="m", mismatches=2, first=({"slot": 1},))],
@@ -167,6 +167,8 @@ def test_one_failing_pack_of_many_is_named_alone_and_warnings_are_too() -> None:
     assert [(f.status, f.message, f.mismatches) for f in merged] == [("warn", "b: odd", None)]
     merged = merge_findings([("a", [finding("X", "fail", "one")]), ("b", [finding("X", "skip")])])
     assert [f.message for f in merged] == ["a: one"]
+    merged = merge_findings([(name, [finding("X", "fail", "bad")]) for name in "ab"])
+    assert merged[0].message.startswith("a: bad (and 1 more")
 
 
 def test_where_all_packs_pass_the_first_says_so_unnamed_and_skips_give_way() -> None:
