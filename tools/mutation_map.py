@@ -70,7 +70,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks/hypotheses", ("tests/checks/test_hypotheses_direct.py",)),
     ("checks/recipes", ("tests/checks/test_recipes_direct.py",)),
     ("checks/recipes_values", (*_MASKS, *_CONTENT)),
-    ("checks/content", _CONTENT),
+    ("checks/content", ("tests/checks/test_content_direct.py",)),
     ("checks/content_verdict", _CONTENT),
     ("checks/faults_content", ("tests/checks/test_faults_direct.py",)),
     ("checks/teacher", _TEACHER),

@@ -251,7 +251,7 @@ def _mend(real: Ints | None, padded: Ints, given: PackVectors, outcome: LayoutOu
         return padded
     ended = padded.copy()
     ended[-1] = given.slots
-    if len(padded) - 1 >= n and _holds(ended, lengths):
+    if _holds(ended, lengths):
         outcome.faults["cu-seqlens-wrong-end"] = (
             f"cu_seqlens_padded ends at {padded[-1]}, the pack at {given.slots}"
         )

@@ -15,12 +15,13 @@ from opdtool.findings import Scalar
 def check_real_lengths(
     real: Ints | None, padded: Ints | None, given: PackVectors, outcome: LayoutOutcome
 ) -> None:
-    """The dump's real lengths against its padded ones (OPD105) and the batch's (OPD108)."""
+    """The dump's real lengths against its padded ones (OPD105) and the batch's (OPD108); one of
+    the two vectors is there, and there are no more rows than segments."""
     if real is None:
-        if padded is not None and len(padded) > len(outcome.rows):
-            end = len(outcome.rows)
-            own = np.concatenate([[0], np.cumsum(outcome.lengths)])
-            _fits_padded(outcome.lengths > np.diff(padded)[:end], own, padded, outcome)
+        assert padded is not None
+        width = np.diff(padded)[: len(outcome.rows)]
+        own = np.concatenate([[0], np.cumsum(outcome.lengths)])
+        _fits_padded(outcome.lengths > width, own, padded, outcome)
         outcome.add("OPD108", "skip", "the dump has no cu_seqlens", tensor="cu_seqlens")
         return
     if padded is None or len(padded) != len(real):
@@ -96,7 +97,7 @@ def _soft_reason(
     last, length = int(found[-1]), int(outcome.lengths[-1])
     if not np.array_equal(found[:-1], outcome.lengths[:-1]):
         return None
-    if last == length and width[n:].any() and np.array_equal(np.diff(real)[n:], width[n:]):
+    if last == length and np.array_equal(np.diff(real)[n:], width[n:]):
         outcome.suspects.add("tail-not-clamped")
         return f"segments past the {n} rows count as real tokens: a tail that is not empty"
     tail = absorbed_tail(outcome.lengths, width, given.geometry)

@@ -142,6 +142,10 @@ def test_with_padded_offsets_alone_rows_must_fit_and_lengths_are_the_batchs() ->
     assert fits.first == ({"segment": 1, "expected": "<= 4", "actual": 5},)
     assert (fits.mismatches, fits.total, fits.tensor) == (1, 3, "cu_seqlens")
     assert tight.layout is not None
+    first = judged(None, [0, 4, 8, 16], lengths=[5, 3, 2])
+    assert the(first, "OPD105").first == ({"segment": 0, "expected": "<= 4", "actual": 5},)
+    tailed = judged(None, [*PADDED, 20], slots=20)
+    assert the(tailed, "OPD105").status == "pass"
     assert tight.layout.lengths.tolist() == [3, 4, 2]  # cut short where it does not fit
 
 
@@ -302,6 +306,8 @@ def test_the_end_of_the_padded_offsets_is_held_to_the_dump() -> None:
     assert outcome.faults == {
         "cu-seqlens-wrong-end": "cu_seqlens_padded ends at 16, the pack at 20"
     }
+    back = judged([*REAL, 10], [0, 4, 12, 16, 24], slots=14)  # would fall at the end
+    assert back.faults == {}
     early = judged(slots=13)  # no room for the last row's two tokens
     assert early.layout is None
     assert early.faults == {}
@@ -327,6 +333,7 @@ def test_swapped_vectors_are_told_and_mended() -> None:
         assert "cu-seqlens-swapped" not in judged(real, REAL, slots=slots).faults
     same = judged(REAL, REAL, slots=10, geometry=PackGeometry())
     assert same.faults == {}
+    assert "cu-seqlens-swapped" not in judged(PADDED, [0, 3, 7, 10]).faults
     full = judged(PADDED, [0, 4, 9, 11], lengths=[4, 5, 2])
     assert list(full.faults) == ["cu-seqlens-swapped"]
     tail = judged([*PADDED, 20], [*REAL, 10], slots=20)
@@ -340,6 +347,11 @@ def test_offsets_divided_by_the_ranks_are_told_and_mended() -> None:
     assert outcome.faults["cu-seqlens-divided-by-cp"] == "cu_seqlens_padded ends at 8 = 16 / 2"
     assert outcome.layout is not None
     assert outcome.layout.cu_seqlens_padded.tolist() == PADDED
+    longer = judged(REAL, [0, 2, 6, 12], slots=24)
+    assert longer.layout is not None
+    assert longer.layout.cu_seqlens_padded.tolist() == [0, 4, 12, 24]
+    empty = judged([*REAL, 10], [0, 2, 6, 8, 8])
+    assert "cu-seqlens-divided-by-cp" in empty.faults
     tight = judged(REAL, [0, 1, 6, 8])  # times two there is no room for the first row
     assert "cu-seqlens-divided-by-cp" not in tight.faults
     alone = judged(REAL, [0, 2, 6, 8], geometry=PackGeometry())
@@ -372,6 +384,7 @@ def test_offsets_that_the_ranks_cannot_be_cut_by_are_not_used() -> None:
     four = judged(REAL, [0, 16, 24, 32], slots=32, geometry=PackGeometry(cp_size=4))
     assert four.layout is not None
     assert four.layout.cu_seqlens_padded.tolist() == [0, 16, 24, 32]
+    assert four.layout.cp_size == 4
 
 
 def test_real_lengths_longer_than_their_segments_are_told_with_every_place() -> None:
@@ -436,6 +449,8 @@ def test_lengths_lost_to_the_padded_ones_only_warn_and_hint() -> None:
     assert outcome.suspects == {"cu-seqlens-padded-twice"}
     last = judged([0, 4, 12, 16], [0, 4, 12, 16], lengths=[4, 8, 2])
     assert last.suspects == {"cu-seqlens-padded-twice", "tail-not-clamped"}
+    one = judged([0, 4], [0, 4], lengths=[3], slots=4)
+    assert the(one, "OPD108").status == "warn"
     short = judged([0, 4, 8, 16], [0, 4, 8, 16])  # no room for the second row: no reason at all
     assert the(short, "OPD108").status == "fail"
     assert short.suspects == set()
@@ -461,6 +476,10 @@ def test_a_last_length_with_the_tail_in_it_only_warns_and_hints() -> None:
         "segments past the 3 rows count as real tokens: a tail that is not empty"
     )
     assert apart.suspects == {"tail-not-clamped"}
+    two = judged([0, 3, 8, 10, 10, 18], [0, 4, 12, 16, 16, 24], slots=24)
+    assert two.suspects == {"tail-not-clamped"}
+    half = judged([0, 3, 8, 10, 14], [0, 4, 12, 16, 24], slots=24)
+    assert (the(half, "OPD108").status, half.suspects) == ("fail", set())
 
 
 def test_soft_warnings_become_failures_where_the_content_does_not_agree() -> None:
