@@ -11,6 +11,13 @@ import torch
 
 from opdtool.checks import faults_search as module
 from opdtool.checks.faults_search import (
+    _bits,
+    _columns,
+    _multipliers,
+    _row_for_a_wrong_segment,
+    _row_for_the_first_slots,
+    _same_amount,
+    _some_row_makes,
     find_ranks,
     match_order,
     name_order,
@@ -352,6 +359,7 @@ def test_an_order_in_words_is_cut_short_after_sixteen() -> None:
     sixteen = ", ".join(map(str, range(16)))
     assert name_order(np.arange(16)) == sixteen
     assert name_order(np.arange(18)) == f"{sixteen} and 2 more"
+    assert name_order(np.arange(17)) == f"{sixteen} and 1 more"
 
 
 def matched(there: list[int], rows: list[int], *told: list[int]) -> list[int] | None:
@@ -464,3 +472,128 @@ def test_so_many_slots_of_a_piece_are_compared(monkeypatch: pytest.MonkeyPatch) 
 
     assert find_ranks(2, 8, np.arange(8), take, lambda slots, actual: slots == actual) is None
     assert asked == [2, 2]
+
+
+def some_row(dumped: list[float], **more: Any) -> bool:
+    """Whether a cheap look at the first wrong slots leaves an order of rows possible."""
+    case = case_of(dumped, **{"sample": np.arange(len(dumped)), **more})
+    assert case.layout is not None
+    return _row_for_a_wrong_segment(case, case.start, case.layout)
+
+
+def test_a_cheap_look_turns_down_what_no_row_makes_and_nothing_else() -> None:
+    assert some_row(TURNED)
+    assert not some_row([99.0, *TURNED[1:]])
+    assert some_row(RIGHT)  # nothing wrong to look at
+    assert some_row([99.0, *TURNED[1:]], sample=None)
+    assert some_row([99.0, *TURNED[1:]], surplus=0)
+    # The third segment alone is wrong, from its first slot on.
+    assert some_row([*RIGHT[:8], 1.0, 2, 3, 0])
+    assert not some_row([*RIGHT[:8], 1.0, 2, 99, 0])
+    # From its second slot on: what is before it is not looked at.
+    assert some_row([*RIGHT[:4], 4.0, 11, 0, 0, *RIGHT[8:]])
+    assert not some_row([*RIGHT[:4], 4.0, 12, 0, 0, *RIGHT[8:]])
+    # A tail is of no row, whatever it holds.
+    assert some_row([*RIGHT, 99.0, 0, 0, 0], padded=[4, 4, 4, 4])
+
+
+def test_a_cheap_look_follows_a_segment_on_its_own_rank_as_far_as_it_goes() -> None:
+    moved = [8.0, 0, 1, 0, 4, 7, 11, 0, 2, 3, 5, 6]  # rows 2, 0, 1, cut by zig-zag windows
+    geometry = PackGeometry(cp_size=2, pad_multiple=4)
+    assert some_row(moved, cp=2, geometry=geometry)
+    # On rank 0 position 3 follows position 0: it is not looked at beside it.
+    assert some_row([8.0, 99, *moved[2:]], cp=2, geometry=geometry)
+    assert not some_row([99.0, *moved[1:]], cp=2, geometry=geometry)
+    # Rank 1 begins with positions 1 and 2 of a segment.
+    rank1 = [1.0, 0, 4, 7, 8, 0, 5, 6, 5, 6, 11, 0]
+    assert some_row(rank1, cp=2, geometry=geometry)
+    assert not some_row([*rank1[:7], 99.0, *rank1[8:]], cp=2, geometry=geometry)
+
+
+def first_slots(dumped: list[float], local: list[int], filled: Any = None, **more: Any) -> bool:
+    case = case_of(dumped, **more)
+    return _row_for_the_first_slots(case, filled or case.start, np.array(local))
+
+
+def test_what_a_dump_begins_with_must_be_some_row() -> None:
+    assert first_slots(TURNED, [4, 4, 4])
+    assert not first_slots([99.0, *TURNED[1:]], [4, 4, 4])
+    assert not first_slots([8.0, 11, 0, 99, *TURNED[4:]], [4, 4, 4])
+    assert first_slots([8.0, 11, 0, 99, *TURNED[4:]], [4, 3, 4])  # no more than the least has
+    assert first_slots([99.0, *TURNED[1:]], [4, 0, 4])
+    assert first_slots([99.0, *TURNED[1:]], [4, 4, 4], surplus=0)
+    start = case_of(TURNED).start
+    circular = shifted(start, Shift(kind="pack-circular", by=1))
+    for other in (circular, cut_by(start, Cut(kind="pack-zigzag"))):
+        assert first_slots([99.0, *TURNED[1:]], [4, 4, 4], other)
+
+
+def test_of_what_ranks_hold_first_half_is_of_the_first_window() -> None:
+    geometry = PackGeometry(cp_size=2, pad_multiple=4)
+    moved = [8.0, 99, 1, 0, 4, 7, 11, 0, 2, 3, 5, 6]
+    assert first_slots(moved, [2, 2, 2], cp=2, geometry=geometry)
+    assert not first_slots([99.0, *moved[1:]], [2, 2, 2], cp=2, geometry=geometry)
+    assert first_slots([99.0, *moved[1:]], [1, 2, 2], cp=2, geometry=geometry)
+
+
+def test_rows_are_tried_some_at_a_time() -> None:
+    for slots in (1, 4, 5, 100):
+        case = case_of(TURNED, slots=slots)
+        at = np.arange(2)
+        assert _some_row_makes(case, case.start, at, np.array([8.0, 11]))
+        assert _some_row_makes(case, case.start, at, np.array([1.0, 2]))
+        assert not _some_row_makes(case, case.start, at, np.array([8.0, 12]))
+        past = np.arange(4)  # past a row there is nothing
+        assert _some_row_makes(case, case.start, past, np.array([8.0, 11, 0, 0]))
+        assert not _some_row_makes(case, case.start, past, np.array([8.0, 11, 0, 4]))
+
+
+def test_the_amount_is_compared_with_the_right_filling_alone() -> None:
+    case = case_of(TURNED, surplus=3)
+    start = case.start
+    assert not _same_amount(case, start)
+    for other in (
+        shifted(start, Shift(by=1)),
+        cut_by(start, Cut(kind="contiguous")),
+        shifted(start, Shift(by=0), After(kind="rank", by=1)),
+        replace(start, token="ones"),
+        replace(start, sample=False),
+    ):
+        assert _same_amount(case, other)
+    assert _same_amount(case_of(TURNED, surplus=0), start)
+    assert _same_amount(case_of(TURNED), start)
+    assert _same_amount(case_of(TURNED, surplus=3, layout=None), start)
+    tailed = case_of([*TURNED, 0, 0, 0, 0], padded=[4, 4, 4, 4], surplus=3)
+    assert not _same_amount(tailed, tailed.start)
+
+
+def test_ranks_and_places_are_told_apart_by_what_they_are_multiplied_with() -> None:
+    ahead, back = np.array([1, 2, 3, 4]), np.array([3, 4, 1, 2])
+    assert _columns(ahead, 2).tolist() != _columns(back, 2).tolist()
+    assert len(_columns(ahead, 2)) == 2
+    assert _columns(ahead * 2, 2).tolist() == (_columns(ahead, 2) * 2).tolist()
+    many = _multipliers(4096)
+    assert len({*many.tolist()}) == 4096
+    assert (many % 2 == 1).all()
+    for bit in range(1, 64):
+        assert 0.4 < ((many >> bit) & 1).mean() < 0.6, bit
+
+
+def test_values_that_stand_for_nothing_are_zero_and_others_are_told_apart() -> None:
+    case = case_of(TURNED, neutral=(0.0, 7.0))
+    found = _bits(case, np.array([0.0, -0.0, 7.0, 1e-30, 2e-30, -1.0]))
+    assert found[:3].tolist() == [0, 0, 0]
+    assert len({*found[2:].tolist()}) == 4
+    whole = np.array([0, 7, -5, 2**60])
+    assert _bits(case, whole).tolist() == [0, 0, -5, 2**60]
+
+
+def test_two_rows_may_be_exchanged_where_each_takes_its_own_room_and_first_ones_fail() -> None:
+    # Rows of nothing look the same as what other rows begin with: several orders are tried.
+    rows = [[0.0] * 8, [0.0, 0, 0, 0, 5, 9, 9, 9], ROWS[2]]
+    moved = [0.0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 8, 11, 0, 0]
+    case = case_of(moved, padded=[4, 8, 4], lengths=[3, 5, 2], rows=rows)
+    built = permuted_and_laid_out(case, case.start)
+    assert filled_with(built, case) == moved
+    assert built is not None
+    assert built.note == "the segments hold rows 1, 0, 2"

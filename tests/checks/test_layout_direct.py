@@ -358,8 +358,15 @@ def test_offsets_divided_by_the_ranks_are_told_and_mended() -> None:
     assert "cu-seqlens-divided-by-cp" not in alone.faults
     real = judged([0, 1, 4, 5], PADDED)
     assert real.faults == {"cu-seqlens-divided-by-cp": "cu_seqlens ends at 5, not at 10"}
-    one = judged([0, 1, 4, 5], PADDED, geometry=PackGeometry(pad_multiple=4))
+    four = PackGeometry(pad_multiple=4)
+    one = judged([0, 1, 4, 5], PADDED, geometry=four)
     assert one.faults == {}
+    past = judged([0, 3, 8, 10, 12], [*PADDED, 20], slots=20, geometry=four)
+    assert past.faults == {}
+    tail = judged([0, 1, 4, 5, 5], [*PADDED, 20], slots=20)
+    assert "cu-seqlens-divided-by-cp" in tail.faults
+    more = judged([0, 1, 4, 5, 6], [*PADDED, 20], slots=20)
+    assert "cu-seqlens-divided-by-cp" in more.faults
 
 
 def test_offsets_that_the_ranks_cannot_be_cut_by_are_not_used() -> None:
