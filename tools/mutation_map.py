@@ -69,7 +69,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks/diagnose", ("tests/checks/test_diagnose_direct.py",)),
     ("checks/hypotheses", ("tests/checks/test_hypotheses_direct.py",)),
     ("checks/recipes", ("tests/checks/test_recipes_direct.py",)),
-    ("checks/recipes_values", (*_MASKS, *_CONTENT)),
+    ("checks/recipes_values", ("tests/checks/test_recipes_values_direct.py",)),
     ("checks/content", ("tests/checks/test_content_direct.py",)),
     ("checks/content_verdict", _CONTENT),
     ("checks/faults_content", ("tests/checks/test_faults_direct.py",)),

@@ -109,6 +109,7 @@ def told(case: ContentCase) -> dict[str, list[tuple[int, float, float]]]:
     assert scan.total == 12
     assert case.mismatches == scan.values.count + scan.fill.count
     assert sum(map(len, scan.wrong)) == case.mismatches
+    assert all(map(len, scan.wrong))
     return found
 
 
@@ -181,6 +182,18 @@ def test_a_tensor_of_another_dtype_is_compared_by_its_values() -> None:
     assert told(case) == {}
 
 
+@pytest.mark.parametrize(("cp", "room"), WAYS)
+def test_tokens_that_look_like_positions_are_tokens_all_the_same(cp: int, room: Room) -> None:
+    wrong = [(0, 11, 0), (1, 12, 1), (2, 13, 2), (4, 21, 0), (5, 22, 1)]
+    assert told(case_of("tokens", POSITIONS, cp=cp, room=room))["values"] == wrong
+
+
+def test_a_row_of_one_token_has_a_first_token() -> None:
+    case = case_of("targets", changed(TARGETS, s0=11, s1=11))
+    case.layout = PackedLayout.from_cu_seqlens([0, 1, 3], [0, 4, 12], sequence_index=[0, 1])
+    assert case.agrees(case.start, np.array([0, 1]), np.array([11, 12])).tolist() == [True, False]
+
+
 def test_wide_tokens_are_read_in_smaller_blocks() -> None:
     asked: list[object] = []
 
@@ -188,12 +201,12 @@ def test_wide_tokens_are_read_in_smaller_blocks() -> None:
         asked.append(which)
         return rows(which)
 
-    room = replace(ROOM, values=48, long=48)
+    room = replace(ROOM, values=18, long=48)
     case = case_of("tokens", TOKENS, room=room)
     scan_content(case, counted, token_size=1)
     assert len(asked) == 1
     scan_content(case, counted, token_size=4)
-    assert len(asked) == 1 + 2
+    assert len(asked) == 1 + 3
     before = len(asked)
     scan_content(case, counted, token_size=9)  # a sequence of 6 columns is too long by then
     assert len(asked) == before
@@ -345,6 +358,10 @@ def test_nine_of_ten_are_nearly_all_and_only_the_first_of_long_padding_are_looke
     long = case_of("tokens", [7] * 64 + [5] * 64)
     long.layout = PackedLayout.from_cu_seqlens([0, 0], [0, 128])
     assert common_fill(long) == 7
+    edge = case_of("tokens", [7] * 58 + [5] * 70)  # 58 of 64, not of 65
+    edge.layout = long.layout
+    assert common_fill(edge) == 7
+    assert ContentScan().total == 0
     many = case_of("tokens", [7] * 256 + [5] * 256)
     many.layout = PackedLayout.from_cu_seqlens([0] * 513, list(range(513)))
     assert common_fill(many) == 7
