@@ -217,9 +217,13 @@ def test_recorded_log_probabilities_that_are_not_finite_never_agree(
     recorded = FIXTURES / "logprobs.safetensors"
     right = desk.report("reconstruct", HIDDEN, *HEADS, "--logprobs", recorded)
     assert right["passed"]
-    # The token after the first one that is trained, and all of them.
-    row, column = (load_file(BATCH)["token_mask"] > 0).nonzero()[0].tolist()
-    for at, count in (((row, column), 1), ((), right["stats"]["logprobs"]["tokens"])):
+    # The token after the first one that is trained, and all of them: where nothing is trained, a
+    # whole prompt of one number stands for what nobody recorded.
+    batch = load_file(BATCH)
+    trained = (batch["token_mask"] * batch["sample_mask"][:, None] > 0)[:, 1:]
+    row, column = (batch["token_mask"] > 0).nonzero()[0].tolist()
+    assert 1 < int(trained.sum()) < right["stats"]["logprobs"]["tokens"]
+    for at, count in (((row, column), 1), ((), int(trained.sum()))):
         bad = desk.poisoned(recorded, "logprobs", at, value)
         report = desk.report("reconstruct", HIDDEN, *HEADS, "--logprobs", bad)
         assert not report["passed"]
