@@ -49,12 +49,12 @@ def diagnose(evidence: Evidence) -> Verdict:
     if evidence.facts.mismatches == 0:
         return Verdict(tuple(_diagnosis({name: said}) for name, said in holding.items()))
     sample = Sample(evidence)
+    remark = _not_as_asked(sample)
+    if remark:  # a cap too high to be felt would explain it, too
+        return Verdict(remark=remark)
     scores = _singles(sample)
     best = max((score for score, _ in scores.values()), default=0.0)
     if best < 1.0:
-        remark = _not_as_asked(sample)
-        if remark:
-            return Verdict(remark=remark)
         pairs = tuple(_pairs(sample))
         if pairs:
             return Verdict(pairs)
@@ -100,32 +100,55 @@ def _score(evidence: Evidence, proposal: Proposal) -> float:
 
 
 def _pairs(sample: Sample) -> Iterator[Diagnosis]:
-    """Two faults on two axes that together made all that is recorded: the first that do."""
+    """Two faults on two axes that together made all that is recorded.
+
+    A pair that judges more of it is meant rather than one that lets more fall off the edges.
+    """
     if int(sample.wrong.sum()) < LEAST_FOR_PAIR:
         return
-    tried: set[Variant] = set()
-    passes = MOST_PASSES
+    likely = sorted(_likely_pairs(sample), key=lambda pair: -pair.explained)
     named: set[frozenset[str]] = set()
+    most = 0
+    for pair in likely[:MOST_PASSES]:
+        names = frozenset((pair.first.fault, pair.second.fault))
+        if names in named or pair.explained < most:
+            continue
+        if sample.evidence.confirm(pair.variant, 0).count == 0:
+            most = pair.explained
+            named.add(names)
+            said = {one.fault: one.message for one in (pair.first, pair.second)}
+            yield _diagnosis(said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two faults, what they make together, and how many sampled mismatches that explains."""
+
+    first: Proposal
+    second: Proposal
+    variant: Variant
+    explained: int
+
+
+def _likely_pairs(sample: Sample) -> Iterator[_Pair]:
+    """Pairs that explain the whole sample, where neither of the two does alone."""
+    tried: set[Variant] = set()
     for axis, search, others in FIRSTS:
         for first in search(sample.right):
             if first.variant in tried:
                 continue
             tried.add(first.variant)
-            view = View(sample, first.variant)
-            for second in _beside(view, axis, others):
-                both = _together(first, second)
-                names = frozenset((first.fault, second.fault))
-                if names in named or both.variant in tried or passes == 0:
+            for second in _beside(View(sample, first.variant), axis, others):
+                both = Proposal("", first.variant.also(second.variant), "")
+                if both.variant in tried:
                     continue
                 tried.add(both.variant)
-                if not _explains(sample, first, second, both):
+                if not sample.screens(both, whole=True):
                     continue
-                passes -= 1
-                if sample.evidence.confirm(both.variant, 0).count == 0:
-                    named.add(names)
-                    yield _diagnosis({first.fault: first.message, second.fault: second.message})
-            if named:
-                return
+                explained = sample.explained(both.variant)
+                alone = min(sample.left(one.variant) for one in (first, second))
+                if explained >= LEAST_FOR_PAIR and alone >= LEAST_FOR_EACH:
+                    yield _Pair(first, second, both.variant, explained)
 
 
 def _beside(view: View, axis: str, others: tuple[str, ...]) -> Iterator[Proposal]:
@@ -134,24 +157,6 @@ def _beside(view: View, axis: str, others: tuple[str, ...]) -> Iterator[Proposal
         if other != axis:
             for search in SEARCHES[other]:
                 yield from search(view)
-
-
-def _together(first: Proposal, second: Proposal) -> Proposal:
-    return Proposal(
-        first.fault,
-        first.variant.also(second.variant),
-        first.message,
-        leaves_out=False,
-    )
-
-
-def _explains(sample: Sample, first: Proposal, second: Proposal, both: Proposal) -> bool:
-    """Whether two faults explain the sample, and neither does alone."""
-    if not sample.screens(both, whole=True):
-        return False
-    if sample.explained(both.variant) < LEAST_FOR_PAIR:
-        return False
-    return all(sample.left(one.variant) >= LEAST_FOR_EACH for one in (first, second))
 
 
 def _not_as_asked(sample: Sample) -> str:

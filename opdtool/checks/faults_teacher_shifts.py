@@ -23,7 +23,11 @@ LEAST_OVERLAP = 8
 LEAST_POSITIONS = 4
 """Positions of a unit that must be left, where fewer than half are: any order of a few
 positions is a shift of one of them."""
-CANDIDATES = 8
+CANDIDATES, ROUGH = 8, 64
+"""Numbers that are proposed, and that are looked at more closely before."""
+ROUGHLY = 0.5
+"""The least correlation of whole rows that share a part, whatever the rest of them is."""
+ENOUGH_COLUMNS = 4096
 ALIKE = 0.8
 """The least correlation of rows that are the same but for what fell off."""
 SAME = 0.99
@@ -55,15 +59,39 @@ def column_shifts(view: View, *, before_cut: bool = False) -> Iterator[int]:
         made = evidence.whole(spots, view.base)
     else:
         made, _ = evidence.variant(spots, view.every, view.base)
-    shifts, score, shared, columns = _correlations(made, recorded)
     least = max(LEAST_OVERLAP, len(at) // 64)
-    confidence = score.clamp(-0.999999, 0.999999).atanh() * (shared - 3).clamp_min(0).sqrt()
-    possible = (columns >= least) & (score > ALIKE) & (confidence > CONFIDENCE) & (shifts != 0)
-    confidence[~possible] = -torch.inf
-    best = confidence.topk(min(CANDIDATES, len(confidence)))[1]
-    likely = [int(shifts[at]) for at in best.tolist() if possible[at]]
+    likely = []
+    for shift in _roughly_alike(made, recorded, least):
+        alike, elements = _overlapping(made, recorded, shift)
+        confidence = np.arctanh(min(alike, 0.999999)) * max(elements - 3, 0) ** 0.5
+        if alike > ALIKE and confidence > CONFIDENCE:
+            likely.append((confidence, shift))
+    best = [shift for _, shift in sorted(likely, reverse=True)[:CANDIDATES]]
     # A ring of ranks is shifted both ways at once: the way that shares more columns is meant.
-    yield from sorted(likely, key=lambda k: (abs(k), -k))
+    yield from sorted(best, key=lambda k: (abs(k), -k))
+
+
+def _roughly_alike(made: Tensor, recorded: Tensor, least: int) -> list[int]:
+    """Shifts by which rows are most like each other, by the ranks that they have in all."""
+    shifts, score, shared, columns = _correlations(made, recorded)
+    confidence = score.clamp(-0.999999, 0.999999).atanh() * (shared - 3).clamp_min(0).sqrt()
+    possible = (columns >= least) & (score > ROUGHLY) & (shifts != 0)
+    confidence[~possible] = -torch.inf
+    best = confidence.topk(min(ROUGH, len(confidence)))[1]
+    return [int(shifts[at]) for at in best.tolist() if possible[at]]
+
+
+def _overlapping(made: Tensor, recorded: Tensor, shift: int) -> tuple[float, int]:
+    """How alike two rows are in what a shift lets them share, ranked there alone; and of how
+    many elements that is said. What fell off has no part in it."""
+    low, high = max(0, -shift), made.shape[1] - max(0, shift)
+    at = (recorded[:, low:high].isfinite().any(dim=0)).nonzero().flatten() + low
+    at = at[torch.from_numpy(np.asarray(_spread(len(at), ENOUGH_COLUMNS), np.int64))]
+    a, b = made[:, at + shift], recorded[:, at]
+    alike = likeness(a, b)
+    told = ~alike.isnan()
+    elements = int((a.isfinite() & b.isfinite())[told].sum())
+    return (float(alike[told].mean()) if bool(told.any()) else 0.0), elements
 
 
 def _correlations(made: Tensor, recorded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
