@@ -68,7 +68,6 @@ def permuted_and_laid_out(case: PackCase, filled: Any) -> Built | None:
         or filled.route.after.kind != "none"
         or case.slots.total > min(MOST_ORDERED, max(LEAST_ORDERED, case.room.cells))
         or int(padded.sum()) > case.slots.total
-        or (cp > 1 and (padded % (2 * cp)).any())
         or not (_same_amount(case, filled) and _row_for_the_first_slots(case, filled, padded // cp))
     ):
         return None

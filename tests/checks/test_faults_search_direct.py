@@ -172,6 +172,8 @@ def test_lengths_that_the_dump_tells_tell_rows_apart_that_look_the_same() -> Non
     assert order([4, 2, 3]) == "the segments hold rows 2, 1, 0"
     assert order([4, 3, 2]) == "the segments hold rows 2, 0, 1"
     assert order([4, 4, 4]) is None  # not the batch's lengths at all
+    unlike = case_of(TURNED, dump_lengths=np.array([4, 4, 4]))
+    assert filled_with(permuted_rows(unlike, unlike.start), unlike) == TURNED
 
 
 def test_a_wrong_slot_that_no_row_makes_ends_the_search_before_all_is_read(
@@ -226,6 +228,14 @@ def test_each_row_may_take_its_own_room_in_another_order() -> None:
     assert filled_with(permuted_and_laid_out(little, little.start), little) == moved
     other = case_of([*moved[:-1], 1.0], padded=right, lengths=lengths, rows=rows)
     assert permuted_and_laid_out(other, other.start) is None
+    blocks = case_of([*moved[:-1], 1.0], padded=right, lengths=lengths, rows=rows, slots=5)
+    assert permuted_and_laid_out(blocks, blocks.start) is None
+    threes = PackGeometry(pad_multiple=3)
+    odd = case_of(
+        [4.0, 5, 6, 7, 8, 0, 1, 2, 3], padded=[3, 6], lengths=[3, 5], rows=rows, geometry=threes
+    )
+    built = permuted_and_laid_out(odd, odd.start)
+    assert filled_with(built, odd) == [4, 5, 6, 7, 8, 0, 1, 2, 3]
     in_order = [1.0, 2, 3, 0, 4, 5, 6, 7, 8, 0, 0, 0, 11, 12, 0, 0]
     same = case_of(in_order, padded=right, lengths=lengths, rows=rows)
     assert permuted_and_laid_out(same, same.start) is None
@@ -243,10 +253,6 @@ def test_each_rank_tells_of_an_order_with_rooms_of_their_own() -> None:
     assert built is not None
     assert built.note == "the segments hold rows 1, 0"
     assert built.filled.route.placement.layout.cp_size == 2
-    odd = PackGeometry(cp_size=1, pad_multiple=2)
-    uneven = case_of(moved, padded=[4, 8], lengths=lengths, rows=rows, cp=2, geometry=odd)
-    uneven.geometry = replace(odd, cp_size=1)
-    assert permuted_and_laid_out(uneven, uneven.start) is None
 
 
 def test_an_order_with_rooms_of_their_own_is_looked_for_where_it_can_be(
@@ -305,6 +311,9 @@ def test_what_is_left_of_a_dump_goes_where_the_geometry_says() -> None:
     ranks = case_of([0.0] * 16, cp=2, geometry=two)
     assert laid(ranks, LENGTHS, [4, 4, 4]) == (LENGTHS, [4, 4, 8])
     assert laid(ranks, LENGTHS, [4, 6, 6]) is None
+    assert laid(case, LENGTHS, [3, 5, 8]) == (LENGTHS, [3, 5, 8])
+    four = case_of([0.0] * 32, padded=[8, 8, 16], cp=4, geometry=PackGeometry(cp_size=4))
+    assert laid(four, LENGTHS, [8, 8, 8]) == (LENGTHS, [8, 8, 16])
     whole = case_of([0.0] * 16, cp=2, geometry=two, whole=True)
     assert laid(whole, LENGTHS, [4, 6, 6]) == (LENGTHS, [4, 6, 6])
     made = with_tail(ranks, np.array(LENGTHS), np.array([4, 4, 8]), ranks.rows)
@@ -323,6 +332,8 @@ def test_the_order_of_segments_is_found_from_the_first_slot_on() -> None:
     assert orders([3, 4, 5, 6, 1, 2], expected, sizes) == [[1, 2, 0]]
     assert orders([1, 2, 6, 3, 4, 5], expected, sizes) == [[0, 2, 1]]
     assert orders(expected, expected, sizes) == []
+    empty = orders([3, 4, 5, 1, 2], [1, 2, 3, 4, 5], [2, 3, 0])  # one is anywhere
+    assert sorted(empty) == [[1, 0, 2], [1, 2, 0], [2, 1, 0]]
     assert orders([6, 9, 9, 9, 9, 9], expected, sizes) == []
     # The last one is what is left, however it goes on.
     assert orders([6, 1, 2, 99, 99, 99, 99], expected, sizes) == [[2, 0, 1]]
@@ -336,6 +347,8 @@ def test_segments_that_are_the_same_and_orders_without_end_are_given_up(
     found = orders([6, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [2, 3, 1])
     assert len(found) == 1
     monkeypatch.setattr(module, "MOST_STEPS", 3)
+    assert orders([6, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [2, 3, 1]) == found
+    monkeypatch.setattr(module, "MOST_STEPS", 4)
     assert orders([6, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [2, 3, 1]) == found
     monkeypatch.setattr(module, "MOST_STEPS", 2)
     assert orders([6, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [2, 3, 1]) == []
@@ -375,6 +388,7 @@ def test_prints_are_matched_where_there_is_one_other_order() -> None:
     assert matched([5, 6, 7], [5, 6, 7]) is None
     assert matched([5, 6, 8], [5, 6, 7]) is None
     assert matched([5, 5, 6], [5, 6, 7]) is None
+    assert matched([6, 8, 7], [5, 6, 7]) is None
     assert matched([6, 5, 5], [5, 6, 5]) is None
     assert matched([6, 5, 5], [5, 6, 5], [1, 3, 2], [2, 1, 3]) == [1, 2, 0]
     assert matched([6, 5, 5], [5, 6, 5], [1, 2, 2], [2, 1, 3]) is None
@@ -493,6 +507,10 @@ def test_a_cheap_look_turns_down_what_no_row_makes_and_nothing_else() -> None:
     # From its second slot on: what is before it is not looked at.
     assert some_row([*RIGHT[:4], 4.0, 11, 0, 0, *RIGHT[8:]])
     assert not some_row([*RIGHT[:4], 4.0, 12, 0, 0, *RIGHT[8:]])
+    # The last slot of a segment, and of the dump, has none beside it.
+    for at, good in ((3, 7.0), (11, 7.0)):
+        assert some_row([*RIGHT[:at], good, *RIGHT[at + 1 :]])
+        assert not some_row([*RIGHT[:at], 5.0, *RIGHT[at + 1 :]])
     # A tail is of no row, whatever it holds.
     assert some_row([*RIGHT, 99.0, 0, 0, 0], padded=[4, 4, 4, 4])
 

@@ -41,16 +41,17 @@ def cells_of(room: Room, *, wide: int = 0, width: int = 50) -> tuple[Cells, Coun
         name="ids",
         width=width,
         decode=(lambda t: np.asarray(t[:, 0].numpy())) if wide else as_keys,
-        token_size=wide or 1,
         room=room,
     )
-    return cells, batch
+    return (replace(cells, token_size=wide) if wide else cells), batch
 
 
 def wanted(kind: str) -> tuple[Ints, Ints]:
     rng = np.random.default_rng(3)
     if kind == "runs":  # whole stretches of rows that follow each other
         return np.repeat(np.arange(3, 9), 20), np.tile(np.arange(10, 30), 6)
+    if kind == "back":  # and to the first one once more
+        return np.repeat([3, 4, 3, 2], 20), np.tile(np.arange(10, 30), 4)
     if kind == "few":
         return np.array([30, 2, 30, 17]), np.array([49, 0, 48, 25])
     if kind == "one":
@@ -60,7 +61,7 @@ def wanted(kind: str) -> tuple[Ints, Ints]:
 
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize("wide", [0, 3, 600])
-@pytest.mark.parametrize("kind", ["runs", "few", "one", "all"])
+@pytest.mark.parametrize("kind", ["runs", "back", "few", "one", "all"])
 def test_a_batchs_values_are_those_at_the_places_asked_for(
     room: Room, wide: int, kind: str
 ) -> None:

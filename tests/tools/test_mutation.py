@@ -86,6 +86,8 @@ def test_every_module_that_is_mapped_is_there_and_so_are_tests_for_it() -> None:
     for module, tests in mapped.items():
         assert (ROOT / "opdtool" / f"{module}.py").exists(), module
         assert tests, module
+        missing = [test for test in tests if not (ROOT / test).is_file()]
+        assert not missing, f"{module}: {missing}"
 
 
 def test_mutants_are_listed_in_the_same_order_every_time(
