@@ -1,7 +1,8 @@
 """``opdtool verify-mask`` on masks that grow, beside the obvious script that holds it all.
 
 The plain way loads both files, multiplies, packs, rolls and compares in memory. Ours reads
-each file once, in blocks: its time grows with the mask and its memory does not.
+each file once, in blocks: its time grows with the mask and its memory does not. A check that
+fails, and says why, stands beside the same one that passes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.harness import Row, Run, main, run
 from opdtool.io.writer import save_tensors
@@ -50,6 +52,10 @@ def rows(scale: str) -> list[Row]:
             "-q",
         ]
         plain: list[str | Path] = [sys.executable, "-c", PLAIN, batch, dump]
+        wrong = make_wrong(batch, dump, Path(folder))
+        failing = {
+            name: [path if part is dump else part for part in ours] for name, path in wrong.items()
+        }
         bare = run([sys.executable, "-c", "import torch"])
         mine: list[Run] = []
         theirs: list[Run] = []
@@ -58,6 +64,8 @@ def rows(scale: str) -> list[Row]:
                 done = run(command)
                 assert done.returncode == 0, done.output
                 found.append(done)
+        slower = {name: run(command) for name, command in failing.items()}
+        assert all(done.returncode == 1 for done in slower.values())
     size = f"{slots / 1e6:,.1f} M slots"
     wall, wall_plain = min(done.wall for done in mine), min(done.wall for done in theirs)
     extra = max(done.peak_rss for done in mine) - bare.peak_rss
@@ -81,7 +89,38 @@ def rows(scale: str) -> list[Row]:
             reached=extra <= BOUND,
             unit="B",
         ),
+        *(
+            Row(
+                name=f"verify-mask, failing: {name}",
+                size=size,
+                ours=done.wall,
+                plain=wall,
+                ratio=done.wall / wall,
+                goal="<= 2 of passing",
+                reached=done.wall <= 2 * wall,
+                work=slots,
+            )
+            for name, done in slower.items()
+        ),
     ]
+
+
+def make_wrong(batch: Path, dump: Path, folder: Path) -> dict[str, Path]:
+    """Masks with a mistake in them, by what it is."""
+    rows, right = load_file(batch), load_file(dump)["draft_token_mask"]
+    real = torch.arange(WIDTH) < rows["input_lengths"][:, None]
+    flipped = right.clone()
+    flipped[0, -7] = 1 - flipped[0, -7]
+    kept = (rows["token_mask"] * rows["sample_mask"][:, None])[real]
+    masks = {
+        "not shifted": kept[None],
+        "one slot": flipped,
+        "noise": (torch.rand(right.shape) < 0.5).float(),
+    }
+    paths = {name: folder / f"{name}.safetensors" for name in masks}
+    for name, path in paths.items():
+        save_tensors(path, {"draft_token_mask": masks[name]})
+    return paths
 
 
 def make(batch: Path, dump: Path, count: int) -> int:

@@ -39,7 +39,7 @@ class Room:
         return cls(
             values=min(long, 1 << 20),
             long=long,
-            slots=_between(max_memory // PER_LOOK, 1 << 14, 1 << 18),
+            slots=_between(max_memory // PER_LOOK, 1 << 14, 1 << 16),
             cells=_between(max_memory // ROWS_SHARE, 1 << 17, 1 << 22),
         )
 
