@@ -25,9 +25,9 @@ _PUBLIC = {
         "gather_cp",
         "pack_input_ids",
         "pack_positions",
-        "pack_rows",
+        "pack",
         "roll_packed_seq_dim",
-        "unpack_rows",
+        "unpack",
     ),
     "opdtool.core.plan": ("BinOptions", "PackPlan", "plan_packs", "utilisation"),
     "opdtool.core.teacher": (

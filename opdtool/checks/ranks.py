@@ -86,17 +86,17 @@ def _packs(place: Place, case: Case, geometry: PackGeometry) -> dict[str, Tensor
     real, padded = tuple(layout.cu_seqlens.tolist()), tuple(layout.cu_seqlens_padded.tolist())
     # Every token gets a number of its own, from 1, so that one can see where each went.
     numbers = torch.arange(1, ids.numel() + 1, device=ids.device).reshape(ids.shape)
-    tagged = packing.pack_rows(numbers, whole)
+    tagged = packing.pack(numbers, whole)
     return {
         "cu_seqlens": torch.from_numpy(layout.cu_seqlens),
         "cu_seqlens_padded": torch.from_numpy(layout.cu_seqlens_padded),
         "whole": packing.pack_input_ids(ids, real, padded)[0],
-        "unpacked": packing.unpack_rows(
-            packing.pack_rows(ids, whole), whole, rows=case.rows, width=ids.shape[1]
+        "unpacked": packing.unpack(
+            packing.pack(ids, whole), whole, rows=case.rows, width=ids.shape[1]
         ),
         "ids": packing.pack_input_ids(ids, real, padded, place.cp_rank, place.cp_size)[0],
         "targets": packing.pack_input_ids(ids, real, padded, place.cp_rank, place.cp_size, -1)[0],
-        "numbers": packing.pack_rows(numbers, layout, cp_rank=place.cp_rank),
+        "numbers": packing.pack(numbers, layout, cp_rank=place.cp_rank),
         "rolled": packing.roll_packed_seq_dim(tagged[None], padded, seq_dim=1)[0],
         "mask": masks.draft_token_mask(
             masks.token_weights(token_mask, sample_mask), layout, cp_rank=place.cp_rank
@@ -137,7 +137,7 @@ def _logits(place: Place, case: Case) -> dict[str, Tensor]:
 def _packed_logits(place: Place, case: Case, geometry: PackGeometry) -> Tensor:
     """This rank's logits of the payload's rows packed into one."""
     layout = geometry.layout(case.payload_lengths)
-    row = packing.pack_rows(case.hidden.to(place.device), layout.with_cp(1))[None]
+    row = packing.pack(case.hidden.to(place.device), layout.with_cp(1))[None]
     shard = len(case.heads[0]) // place.tp_size
     head = case.heads[0][place.tp_rank * shard : (place.tp_rank + 1) * shard]
     return teacher.reconstruct_opd_full_teacher_logits(

@@ -143,12 +143,12 @@ def write_unshifted_mask(directory: Path) -> None:
     """The mistake of the demo: each row's own token mask, packed without the shift by one."""
     from opdtool.core.layout import PackGeometry
     from opdtool.core.masks import token_weights
-    from opdtool.core.packing import pack_rows
+    from opdtool.core.packing import pack
     from opdtool.io.batch import open_batch
     from opdtool.io.writer import save_tensors
 
     with open_batch([directory / "batch.safetensors"]) as batch:
         layout = PackGeometry().layout(batch.lengths)
         weights = token_weights(batch.read("token_mask"), batch.sample_mask())
-    mask = pack_rows(weights, layout)[None]
+    mask = pack(weights, layout)[None]
     save_tensors(directory / "unshifted.safetensors", {"draft_token_mask": mask}, force=True)

@@ -30,9 +30,7 @@ Array = npt.NDArray[Any]
 _BYTE_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def pack_rows(
-    rows_BSF: Tensor, layout: PackedLayout, *, cp_rank: int = 0, shift: int = 0
-) -> Tensor:
+def pack(rows_BSF: Tensor, layout: PackedLayout, *, cp_rank: int = 0, shift: int = 0) -> Tensor:
     """One rank's slots of a token-aligned tensor: [B, S, ...] -> [T / cp_size, ...].
 
     Segment n holds the first ``min(length, S)`` tokens of row n, then zeros to its padded
@@ -165,7 +163,7 @@ def pack_input_ids(
     if input_ids.ndim != 2:
         raise InputError(f"input_ids has shape {list(input_ids.shape)}; expected [B,S]")
     layout = _clamped_layout(cu_seqlens_q, cu_seqlens_q_padded, input_ids.shape[1], cp_size)
-    return pack_rows(input_ids, layout, cp_rank=cp_rank, shift=roll_shift).unsqueeze(0)
+    return pack(input_ids, layout, cp_rank=cp_rank, shift=roll_shift).unsqueeze(0)
 
 
 def _clamped_layout(
@@ -220,7 +218,7 @@ def rolled_layout(shape: Sequence[int], cu_seqlens_padded: CuSeqlens, seq_dim: i
     return layout
 
 
-def unpack_rows(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) -> Tensor:
+def unpack(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) -> Tensor:
     """The padded batch behind a whole pack: [T, ...] -> [rows, width, ...].
 
     Segment n goes to row ``layout.sequence_index[n]``; padding and rows that the pack does

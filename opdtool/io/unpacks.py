@@ -18,7 +18,8 @@ import numpy as np
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints
-from opdtool.core.packing import gather_cp, unpack_rows
+from opdtool.core.packing import gather_cp
+from opdtool.core.packing import unpack as unpack_rows
 from opdtool.io.manifest import Manifest, read_manifest
 from opdtool.io.packs import pack_name
 from opdtool.io.tensors import TensorSource, open_tensors

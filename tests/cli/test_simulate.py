@@ -181,7 +181,7 @@ def _right_vocab_window(V: int, V_local: int, rank: int | None) -> slice:
 
 
 def _mask_not_shifted(weights: Tensor, layout: PackedLayout, *, cp_rank: int = 0) -> Tensor:
-    return packing.pack_rows(weights, layout, cp_rank=cp_rank)
+    return packing.pack(weights, layout, cp_rank=cp_rank)
 
 
 def _unpacked_backwards(*args: Any, **kwargs: Any) -> Tensor:
@@ -210,7 +210,7 @@ def _owner_zero(self: PackedLayout, slots: Tensor) -> tuple[Tensor, Tensor]:
 
 RETURN = exchange._return
 PROJECT = teacher.project_hidden_states_per_teacher
-UNPACK = packing.unpack_rows
+UNPACK = packing.unpack
 RESCALE = metrics.rescale_loss_metrics
 LAYOUT = teacher._layout
 MULTIPLY = teacher._project
@@ -244,7 +244,7 @@ BREAKAGES: dict[str, tuple[Any, str, Any, set[str], set[str]]] = {
         teacher, "_vocab_window", _right_vocab_window, {"OPD707"}, set(),
     ),
     "mask not shifted": (masks, "draft_token_mask", _mask_not_shifted, {"OPD706"}, set()),
-    "rows unpacked backwards": (packing, "unpack_rows", _unpacked_backwards, {"OPD701"}, set()),
+    "rows unpacked backwards": (packing, "unpack", _unpacked_backwards, {"OPD701"}, set()),
     "shards concatenated": (packing, "gather_cp", _gathered_in_rank_order, {"OPD702"}, set()),
     "wrong owner": (PackedLayout, "owners", _owner_zero, {"OPD703"}, {"OPD702"}),
     "mean of means": (metrics, "rescale_loss_metrics", _mean_of_means, {"OPD713"}, set()),

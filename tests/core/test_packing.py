@@ -13,11 +13,11 @@ from opdtool.core.layout import PackedLayout, PackGeometry
 from opdtool.core.offsets import cp_window
 from opdtool.core.packing import (
     gather_cp,
+    pack,
     pack_input_ids,
     pack_positions,
-    pack_rows,
     roll_packed_seq_dim,
-    unpack_rows,
+    unpack,
 )
 from tests.reference import packing as slow
 
@@ -124,7 +124,7 @@ def test_gradients_flow_through_pack_and_roll() -> None:
     values = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
 
     def both(x: torch.Tensor) -> torch.Tensor:
-        packed = pack_rows(x, PackedLayout.from_cu_seqlens((0, 5, 8), (0, 8, 12)))
+        packed = pack(x, PackedLayout.from_cu_seqlens((0, 5, 8), (0, 8, 12)))
         return roll_packed_seq_dim(packed, (0, 8, 12), 0)
 
     assert torch.autograd.gradcheck(both, values)
@@ -135,7 +135,7 @@ def test_a_strided_view_packs_like_its_copy() -> None:
     assert not wide.is_contiguous()
     layout = PackedLayout.from_cu_seqlens((0, 5, 8), (0, 8, 12))
     want = slow.pack(wide.numpy(), (0, 5, 8), (0, 8, 12))
-    assert pack_rows(wide, layout).tolist() == want.tolist()
+    assert pack(wide, layout).tolist() == want.tolist()
 
 
 def test_positions_restart_in_each_segment_and_run_on_through_padding() -> None:
@@ -156,12 +156,12 @@ def test_cp_window_is_the_zigzag_one() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda layout: unpack_rows(torch.ones(7), layout, rows=2, width=6), "7 slots .* at 12"),
-        (lambda layout: unpack_rows(torch.ones(12), layout, rows=1, width=6), "names row 1"),
-        (lambda layout: unpack_rows(torch.ones(12), layout, rows=2, width=4), "more than .* 4"),
+        (lambda layout: unpack(torch.ones(7), layout, rows=2, width=6), "7 slots .* at 12"),
+        (lambda layout: unpack(torch.ones(12), layout, rows=1, width=6), "names row 1"),
+        (lambda layout: unpack(torch.ones(12), layout, rows=2, width=4), "more than .* 4"),
         (lambda layout: gather_cp([torch.ones(12)] * 2, layout), "2 shards for cp_size 1"),
         (lambda layout: gather_cp([torch.ones(6)], layout), "has 6 slots; expected 12"),
-        (lambda layout: pack_rows(torch.ones(2), layout), r"shape \[2\]"),
+        (lambda layout: pack(torch.ones(2), layout), r"shape \[2\]"),
     ],
 )
 def test_unpack_and_gather_refuse_what_does_not_belong(

@@ -13,11 +13,11 @@ from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import draft_pieces, draft_token_mask, pack_rolled_draft_token_mask
 from opdtool.core.packing import (
     gather_cp,
+    pack,
     pack_input_ids,
     pack_positions,
-    pack_rows,
     roll_packed_seq_dim,
-    unpack_rows,
+    unpack,
 )
 from tests.reference import packing as slow
 
@@ -43,7 +43,7 @@ def test_rows_of_any_shape_are_packed_whole_on_either_path(
     cu_padded = slow.cumulative([slow.pad_length(n, 4) for n in lengths])
     layout = PackedLayout.from_cu_seqlens(cu, cu_padded, cp_size=2)
     for rank in range(2):
-        packed = pack_rows(values.requires_grad_(grad), layout, cp_rank=rank, shift=-1)
+        packed = pack(values.requires_grad_(grad), layout, cp_rank=rank, shift=-1)
         want = slow.pack(values.detach().numpy(), cu, cu_padded, rank, 2, -1)
         assert packed.requires_grad == grad
         assert packed.shape == want.shape
@@ -52,7 +52,7 @@ def test_rows_of_any_shape_are_packed_whole_on_either_path(
 
 def test_elements_of_sixteen_bytes_are_packed_as_any_others() -> None:
     values = torch.complex(features(2, 6), -features(2, 6)).to(torch.complex128)
-    packed = pack_rows(values, TWO)
+    packed = pack(values, TWO)
     assert packed.dtype == torch.complex128
     want = slow.pack(values.numpy(), (0, 5, 8), (0, 8, 12))
     assert packed.tolist() == want.tolist()
@@ -62,26 +62,26 @@ def test_elements_of_sixteen_bytes_are_packed_as_any_others() -> None:
 def test_one_token_in_a_wide_pack_is_in_its_slot(grad: bool) -> None:
     layout = PackedLayout.from_cu_seqlens((0, 0, 1), (0, 2, 4))
     values = features(2, 3, 2).requires_grad_(grad)
-    assert pack_rows(values, layout).tolist() == [[0, 0], [0, 0], [7, 8], [0, 0]]
+    assert pack(values, layout).tolist() == [[0, 0], [0, 0], [7, 8], [0, 0]]
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_rows_without_tokens_are_packed_to_zeros_of_their_shape(grad: bool) -> None:
     layout = PackedLayout.from_cu_seqlens((0, 0, 0), (0, 2, 4))
-    packed = pack_rows(features(2, 3, 2).requires_grad_(grad), layout)
+    packed = pack(features(2, 3, 2).requires_grad_(grad), layout)
     assert packed.tolist() == [[0, 0]] * 4
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_pack_without_padding_is_filled_to_its_end(grad: bool) -> None:
     layout = PackedLayout.from_cu_seqlens((0, 2, 3), (0, 2, 3))
-    packed = pack_rows(features(2, 2).requires_grad_(grad), layout)
+    packed = pack(features(2, 2).requires_grad_(grad), layout)
     assert packed.tolist() == [1, 2, 3]
 
 
 def test_rows_of_width_zero_are_packed_to_zeros() -> None:
-    assert pack_rows(torch.ones(2, 0), TWO).tolist() == [0] * 12
-    assert pack_rows(torch.ones(2, 6, 0), TWO).shape == (12, 0)
+    assert pack(torch.ones(2, 0), TWO).tolist() == [0] * 12
+    assert pack(torch.ones(2, 6, 0), TWO).shape == (12, 0)
 
 
 def test_no_rows_are_packed_to_no_slots() -> None:
@@ -116,7 +116,7 @@ def test_every_function_refuses_a_rank_that_is_none(rank: int) -> None:
     layout = PackedLayout.from_cu_seqlens((0, 5, 8), (0, 8, 12), cp_size=2)
     calls: list[Callable[[], Any]] = [
         lambda: pack_input_ids(IDS, (0, 5, 8), (0, 8, 12), rank, 2),
-        lambda: pack_rows(IDS, layout, cp_rank=rank),
+        lambda: pack(IDS, layout, cp_rank=rank),
         lambda: pack_positions(layout, cp_rank=rank),
         lambda: draft_token_mask(IDS, layout, cp_rank=rank),
     ]
@@ -127,7 +127,7 @@ def test_every_function_refuses_a_rank_that_is_none(rank: int) -> None:
 
 def test_rank_0_and_no_shift_are_what_is_meant_when_nothing_is_said() -> None:
     layout = PackedLayout.from_cu_seqlens((0, 5, 8), (0, 8, 12), cp_size=2)
-    assert pack_rows(IDS, layout).tolist() == [11, 12, 0, 0, 21, 0]
+    assert pack(IDS, layout).tolist() == [11, 12, 0, 0, 21, 0]
     assert pack_positions(layout).tolist() == [0, 1, 6, 7, 0, 3]
     assert draft_token_mask(IDS, layout).tolist() == [12, 13, 0, 0, 22, 0]
     assert draft_pieces(layout).position.tolist() == [1, 1]
@@ -152,7 +152,7 @@ def test_empty_segments_at_either_end_and_empty_packs_roll() -> None:
 def test_a_pack_is_unpacked_with_all_its_dimensions_and_empty_rows_stay_zero() -> None:
     layout = PackedLayout.from_cu_seqlens((0, 2, 2, 3), (0, 3, 4, 6), sequence_index=(3, 0, 1))
     packed = features(6, 1, 2).reshape(6, 2)
-    rows = unpack_rows(packed, layout, rows=4, width=2)
+    rows = unpack(packed, layout, rows=4, width=2)
     assert rows.shape == (4, 2, 2)
     assert rows.tolist() == [
         [[0, 0], [0, 0]],
@@ -160,21 +160,21 @@ def test_a_pack_is_unpacked_with_all_its_dimensions_and_empty_rows_stay_zero() -
         [[0, 0], [0, 0]],
         [[1, 2], [3, 4]],
     ]
-    assert unpack_rows(packed[:0], layout.part(0, 0), rows=1, width=1).tolist() == [[[0, 0]]]
+    assert unpack(packed[:0], layout.part(0, 0), rows=1, width=1).tolist() == [[[0, 0]]]
 
 
 @pytest.mark.parametrize("row", [-1, 2, 7])
 def test_a_row_outside_the_batch_is_named_when_unpacking(row: int) -> None:
     layout = PackedLayout.from_cu_seqlens((0, 5, 8), (0, 8, 12), sequence_index=(1, row))
     with pytest.raises(ValueError, match=f"sequence_index names row {row}, outside the 2 rows"):
-        unpack_rows(torch.ones(12), layout, rows=2, width=6)
+        unpack(torch.ones(12), layout, rows=2, width=6)
 
 
 def test_the_longest_sequence_is_named_when_it_is_wider_than_the_batch() -> None:
     layout = PackedLayout.from_cu_seqlens((0, 3, 8), (0, 4, 12))
     with pytest.raises(ValueError, match="sequence 1 has 5 tokens, more than the row width 4"):
-        unpack_rows(torch.ones(12), layout, rows=2, width=4)
-    assert unpack_rows(torch.ones(12), layout, rows=2, width=5).sum() == 8
+        unpack(torch.ones(12), layout, rows=2, width=4)
+    assert unpack(torch.ones(12), layout, rows=2, width=5).sum() == 8
 
 
 def test_shards_of_any_shape_are_gathered_in_the_order_of_the_pack() -> None:
@@ -209,5 +209,5 @@ def test_many_short_runs_are_gathered_block_by_block() -> None:
 
 def test_a_single_wide_token_is_packed_whole() -> None:
     layout = PackedLayout.from_cu_seqlens((0, 1), (0, 2))
-    packed = pack_rows(features(1, 1, 100), layout)
+    packed = pack(features(1, 1, 100), layout)
     assert packed.tolist() == [features(100, 1).flatten().tolist(), [0] * 100]

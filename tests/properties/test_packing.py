@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opdtool.core.layout import PackGeometry
 from opdtool.core.masks import draft_token_mask, pack_rolled_draft_token_mask
-from opdtool.core.packing import gather_cp, pack_positions, pack_rows, unpack_rows
+from opdtool.core.packing import gather_cp, pack, pack_positions, unpack
 from tests.reference import packing as slow
 
 lengths_lists = st.lists(st.integers(1, 23), min_size=1, max_size=7)
@@ -61,7 +61,7 @@ def test_a_pack_equals_the_slow_reference_on_every_rank(
     assert layout.cu_seqlens_padded.tolist() == cu_padded
     for rank in range(layout.cp_size):
         want = slow.pack(ids.numpy(), cu, cu_padded, rank, layout.cp_size, shift)
-        assert pack_rows(ids, layout, cp_rank=rank, shift=shift).tolist() == want.tolist()
+        assert pack(ids, layout, cp_rank=rank, shift=shift).tolist() == want.tolist()
         where = slow.positions(cu_padded, rank, layout.cp_size)
         assert pack_positions(layout, cp_rank=rank).tolist() == where
 
@@ -74,8 +74,8 @@ def test_unpack_of_pack_is_the_identity_on_real_tokens(
     ids = a_batch(lengths, seed)
     order = np.random.default_rng(seed).permutation(len(lengths))
     layout = geometry.layout([lengths[row] for row in order], sequence_index=order)
-    shards = [pack_rows(ids[order], layout, cp_rank=r) for r in range(layout.cp_size)]
-    back = unpack_rows(gather_cp(shards, layout), layout, rows=len(lengths), width=ids.shape[1])
+    shards = [pack(ids[order], layout, cp_rank=r) for r in range(layout.cp_size)]
+    back = unpack(gather_cp(shards, layout), layout, rows=len(lengths), width=ids.shape[1])
     assert ids.any()
     assert torch.equal(back, ids)
 
@@ -88,7 +88,7 @@ def test_every_real_token_is_owned_by_one_rank_and_slot(
     layout = geometry.layout(lengths)
     width = max(lengths)
     names = torch.arange(1, len(lengths) * width + 1).reshape(len(lengths), width)
-    held = torch.cat([pack_rows(names, layout, cp_rank=r) for r in range(layout.cp_size)])
+    held = torch.cat([pack(names, layout, cp_rank=r) for r in range(layout.cp_size)])
     real = sorted(int(names[b, i]) for b, n in enumerate(lengths) for i in range(n))
     assert sorted(x for x in held.tolist() if x) == real
 
@@ -99,8 +99,8 @@ def test_gathered_shards_equal_the_pack_of_one_rank(
     lengths: list[int], geometry: PackGeometry, seed: int
 ) -> None:
     layout, ids = geometry.layout(lengths), a_batch(lengths, seed)
-    shards = [pack_rows(ids, layout, cp_rank=r, shift=-1) for r in range(layout.cp_size)]
-    whole = pack_rows(ids, layout.with_cp(1), shift=-1)
+    shards = [pack(ids, layout, cp_rank=r, shift=-1) for r in range(layout.cp_size)]
+    whole = pack(ids, layout.with_cp(1), shift=-1)
     assert torch.equal(gather_cp(shards, layout), whole)
 
 

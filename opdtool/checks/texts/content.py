@@ -33,7 +33,7 @@ CHECKS: tuple[CheckInfo, ...] = (
         statement="every other token-aligned tensor is the batch's, zero in padding",
         why="Advantages, log-probabilities and masks that are a slot off weigh other tokens.",
         cause="packed with another layout than input_ids, or shifted like the targets",
-        fix="Pack every [B,S,...] tensor with one layout: pack_rows.",
+        fix="Pack every [B,S,...] tensor with one layout: opdtool.pack.",
     ),
     CheckInfo(
         code="OPD205",
