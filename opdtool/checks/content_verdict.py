@@ -19,6 +19,7 @@ from opdtool.checks.masks_verdict import property_diagnosis
 from opdtool.checks.places import describe
 from opdtool.checks.recipes import placed, trace
 from opdtool.checks.registry import check_name
+from opdtool.core.words import plural
 from opdtool.findings import MAX_PLACES, Diagnosis, Finding, Scalar, Status
 
 CODES = {"input_ids": "OPD201", "target_ids": "OPD202", "position_ids": "OPD203"}
@@ -215,4 +216,4 @@ def covered(outcomes: Sequence[tuple[str, LayoutOutcome]], lengths: Sequence[int
     if len(missing):
         message = f"{len(missing)} of {len(count)} rows are in no pack, first row {missing[0]}"
         return replace(base, status="warn", message=message)
-    return replace(base, message=f"{int((count == 1).sum())} rows, each in one pack")
+    return replace(base, message=f"{plural(int((count == 1).sum()), 'row')}, each in one pack")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opdtool.checks.registry import check_name
+from opdtool.core.words import plural
 from opdtool.findings import Finding
 
 _WIDE = {torch.uint16: torch.int32, torch.uint32: torch.int64}
@@ -84,7 +85,7 @@ def check_finite(figures: dict[str, Figures]) -> list[Finding]:
     """
     bad = {name: f for name, f in figures.items() if f.nan or f.inf}
     if not bad:
-        message = f"all values are finite in {len(figures):,} tensor{'s'[: len(figures) != 1]}"
+        message = f"all values are finite in {plural(len(figures), 'tensor', ',')}"
         return [_finding("pass", message, None)] if figures else []
     return [
         _finding("warn", f"holds {f.nan:,} NaN and {f.inf:,} infinities in {f.numel:,}", name)

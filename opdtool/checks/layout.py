@@ -20,6 +20,7 @@ from opdtool.checks.layout_multiples import check_multiples
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.recipes import Ints
 from opdtool.core.layout import PackedLayout
+from opdtool.core.words import plural
 from opdtool.findings import Scalar
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded")
@@ -77,7 +78,10 @@ def _rows(given: PackVectors) -> tuple[Ints, LayoutOutcome]:
         else:
             rows = index.reshape(-1).to(torch.int64).numpy()
             outcome.add(
-                "OPD109", "pass", f"{len(rows)} rows of {B}, each once", tensor="sequence_index"
+                "OPD109",
+                "pass",
+                f"{plural(len(rows), 'row')} of {B}, each once",
+                tensor="sequence_index",
             )
     if segments and len(rows) > segments[0]:
         rows = rows[: max(segments[0], 0)]
@@ -98,7 +102,10 @@ def _index_problem(index: Tensor, B: int, segments: list[int]) -> str | None:
         at = int(np.flatnonzero(counts > 1)[0])
         return f"row {int(np.unique(values)[at])} is named {int(counts[at])} times; expected once"
     if segments and len(values) > segments[0]:
-        return f"has {len(values)} entries for {segments[0]} segments; expected no more than those"
+        return (
+            f"has {plural(len(values), 'entry')} for {plural(segments[0], 'segment')}; "
+            "expected no more than those"
+        )
     return None
 
 
@@ -168,7 +175,7 @@ def _entries(
 ) -> None:
     if real is not None and padded is not None and len(real) != len(padded):
         message = (
-            f"cu_seqlens has {len(real)} entries and cu_seqlens_padded {len(padded)}; "
+            f"cu_seqlens has {plural(len(real), 'entry')} and cu_seqlens_padded {len(padded)}; "
             "both have one more than there are segments"
         )
         outcome.add("OPD104", "fail", message)
@@ -179,12 +186,12 @@ def _entries(
     expected = len(given.lengths) if given.sequence_index is None else n
     if segments < expected:
         message = (
-            f"{segments} segments for the {B} rows of the batch; "
+            f"{plural(segments, 'segment')} for the {plural(B, 'row')} of the batch; "
             "where a pack holds part of a batch, sequence_index must say which rows"
         )
         outcome.add("OPD104", "fail", message)
         return
-    outcome.add("OPD104", "pass", f"{segments} segments for {n} rows")
+    outcome.add("OPD104", "pass", f"{plural(segments, 'segment')} for {plural(n, 'row')}")
 
 
 def _end(given: PackVectors, outcome: LayoutOutcome, end: int | None) -> None:
@@ -192,9 +199,9 @@ def _end(given: PackVectors, outcome: LayoutOutcome, end: int | None) -> None:
         end = _geometry_total(given, outcome.rows)
     whose = "cu_seqlens_padded ends" if given.cu_seqlens_padded is not None else "the geometry ends"
     if end == given.slots:
-        outcome.add("OPD107", "pass", f"{end} slots, as many as are dumped")
+        outcome.add("OPD107", "pass", f"{plural(end, 'slot')}, as many as are dumped")
         return
-    message = f"{whose} at {end}, but the dump holds {given.slots} slots"
+    message = f"{whose} at {end}, but the dump holds {plural(given.slots, 'slot')}"
     if given.cu_seqlens_padded is None:
         message += (
             "; give the padding it was packed with "

@@ -9,6 +9,7 @@ import numpy as np
 from opdtool.checks.layout_multiples import absorbed_tail
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.recipes import Bools, Ints
+from opdtool.core.words import plural
 from opdtool.findings import Scalar
 
 
@@ -34,7 +35,7 @@ def check_real_lengths(
     outcome.dump_lengths = found if len(found) == n else None
     extra = bool((np.diff(real)[n:] != 0).any())
     if len(found) == n and np.array_equal(found, outcome.lengths) and not extra:
-        outcome.add("OPD108", "pass", f"{n} lengths as in the batch", tensor="cu_seqlens")
+        outcome.add("OPD108", "pass", f"{plural(n, 'length')} as in the batch", tensor="cu_seqlens")
         return
     soft = _soft_reason(found, real, padded, given, outcome)
     if soft:
@@ -50,7 +51,9 @@ def check_real_lengths(
         }
         for i in differ
     ]
-    message = f"segments past the {n} rows hold real tokens; they come from no row of the batch"
+    message = (
+        f"segments past the {plural(n, 'row')} hold real tokens; they come from no row of the batch"
+    )
     if places:
         message = (
             f"sequence {places[0]['sequence']} has a real length of {places[0]['actual']}; "
@@ -99,11 +102,14 @@ def _soft_reason(
         return None
     if last == length and np.array_equal(np.diff(real)[n:], width[n:]):
         outcome.suspects.add("tail-not-clamped")
-        return f"segments past the {n} rows count as real tokens: a tail that is not empty"
+        return (
+            f"segments past the {plural(n, 'row')} count as real tokens: a tail that is not empty"
+        )
     tail = absorbed_tail(outcome.lengths, width, given.geometry)
     if tail and last in (length + tail, width[n - 1]):
         outcome.suspects.add("tail-not-clamped")
-        return f"the last length, {last}, takes in the tail; the sequence has {length} tokens"
+        tokens = plural(length, "token")
+        return f"the last length, {last}, takes in the tail; the sequence has {tokens}"
     return None
 
 

@@ -14,6 +14,7 @@ from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.recipes import Ints
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
+from opdtool.core.words import plural
 from opdtool.findings import MAX_PLACES, Scalar
 
 
@@ -78,7 +79,7 @@ def check_multiples(mended: Ints, padded: Ints, given: PackVectors, outcome: Lay
             for i in uneven[:MAX_PLACES]
         ]
         at = int(uneven[0])
-        message = f"segment {at} has {width[at]} slots, no multiple of {needs[at]}"
+        message = f"segment {at} has {plural(width[at], 'slot')}, no multiple of {needs[at]}"
         outcome.add("OPD106", "fail", message, tensor="cu_seqlens_padded", places=places)
         wrong = (np.diff(mended) % _needs(mended, given, outcome)).any()
         if wrong and "cu-seqlens-not-monotone" not in outcome.faults:

@@ -148,7 +148,8 @@ class MaskFindings:
             return
         named = ", ".join(map(str, rows[:MAX_PLACES]))
         more = " and more" if len(rows) > MAX_PLACES else ""
-        self._add("OPD310", "warn", f"nothing to train in kept rows {named}{more}")
+        word = "row" if len(rows) == 1 else "rows"
+        self._add("OPD310", "warn", f"nothing to train in kept {word} {named}{more}")
 
 
 def _plain(value: float) -> Scalar:

@@ -11,6 +11,7 @@ from opdtool.checks.hypotheses import PackCase
 from opdtool.checks.places import number
 from opdtool.checks.recipes import Ints
 from opdtool.core.layout import PackedLayout
+from opdtool.core.words import plural
 from opdtool.findings import Strip
 
 Ids = Callable[[int, int, int], Sequence[int]]
@@ -53,7 +54,8 @@ def strip_of(
     where = f"sequence {row}" if row is not None else f"segment {segment}"
     where = ", ".join(part for part in (tensor, pack, where) if part)
     return Strip(
-        title=f"First wrong sequence: {where}, {length} tokens in {end - begin} slots",
+        title=f"First wrong sequence: {where}, {plural(length, 'token')} in "
+        f"{plural(end - begin, 'slot')}",
         rows=tuple(rows),
         wrong=frozenset(np.flatnonzero(~agrees).tolist()),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from opdtool.checks.registry import check_name
+from opdtool.core.words import plural
 from opdtool.findings import MAX_PLACES, Finding, Scalar, Status
 
 Places = Sequence[Mapping[str, Scalar]]
@@ -56,10 +57,10 @@ def reference_columns(
         message = f"the shards have {shown} columns; expected {expected} in equal parts"
         return _finding("OPD502", "fail", message, tensor)
     if total not in (expected, also):
-        message = f"the reference has {total} columns, but {expected} are rebuilt"
+        message = f"the reference has {plural(total, 'column')}, but {expected} are rebuilt"
         return _finding("OPD502", "fail", message, tensor)
     parts = f" in {len(widths)} equal shards" if len(widths) > 1 else ""
-    return _finding("OPD502", "pass", f"{total} columns{parts}", tensor)
+    return _finding("OPD502", "pass", f"{plural(total, 'column')}{parts}", tensor)
 
 
 def logits_match(

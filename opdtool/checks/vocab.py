@@ -7,6 +7,7 @@ import torch
 from opdtool.checks.vocab_case import DraftCase, draft_places, finding
 from opdtool.checks.vocab_fit import FIT_CHECKS
 from opdtool.checks.vocab_ids import could_be_ids
+from opdtool.core.words import plural
 from opdtool.findings import MAX_PLACES, Finding
 
 
@@ -45,11 +46,11 @@ def _length(case: DraftCase) -> Finding:
             "OPD402", "skip", "no configured size: no draft_vocab_size in a config.json or option"
         )
     if case.draft_vocab_size == case.entries:
-        return finding("OPD402", "pass", f"d2t has the configured {case.entries} entries")
+        return finding("OPD402", "pass", f"d2t has the configured {plural(case.entries, 'entry')}")
     return finding(
         "OPD402",
         "fail",
-        f"d2t has {case.entries} entries; draft_vocab_size is {case.draft_vocab_size}",
+        f"d2t has {plural(case.entries, 'entry')}; draft_vocab_size is {case.draft_vocab_size}",
         mismatches=abs(case.entries - case.draft_vocab_size),
         total=case.draft_vocab_size,
     )
@@ -169,7 +170,8 @@ def _t2d_dtype(case: DraftCase) -> Finding:
         return finding(
             "OPD407",
             "fail",
-            f"t2d has {len(case.t2d)} entries; the target vocabulary has {case.vocab_size}",
+            f"t2d has {plural(len(case.t2d), 'entry')}; the target vocabulary has "
+            f"{case.vocab_size}",
             "t2d",
         )
     return finding("OPD407", "pass", f"t2d is bool [{len(case.t2d)}]", "t2d")
@@ -188,11 +190,13 @@ def _t2d_count(case: DraftCase) -> Finding:
         return finding("OPD408", "skip", why or "no t2d", "t2d")
     found = len(case.marked)
     if found == case.entries:
-        return finding("OPD408", "pass", f"t2d marks {found} ids, as many as d2t has", "t2d")
+        return finding(
+            "OPD408", "pass", f"t2d marks {plural(found, 'id')}, as many as d2t has", "t2d"
+        )
     return finding(
         "OPD408",
         "fail",
-        f"t2d marks {found} ids; d2t has {case.entries}",
+        f"t2d marks {plural(found, 'id')}; d2t has {case.entries}",
         "t2d",
         mismatches=abs(found - case.entries),
         total=case.entries,
@@ -212,7 +216,8 @@ def _t2d_agreement(case: DraftCase) -> Finding:
     return finding(
         "OPD409",
         "fail",
-        f"d2t has {unmarked + stray} ids that t2d does not mark, and t2d marks {sum(marks)} that "
+        f"d2t has {plural(unmarked + stray, 'id')} that t2d does not mark, and t2d marks "
+        f"{sum(marks)} that "
         "d2t has not",
         "t2d",
         mismatches=len(wrong) + stray,

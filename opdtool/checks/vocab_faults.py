@@ -14,6 +14,7 @@ from opdtool.checks.registry import faults
 from opdtool.checks.vocab import check_draft_vocab
 from opdtool.checks.vocab_case import DraftCase
 from opdtool.checks.vocab_ids import Absolute, find_absolute
+from opdtool.core.words import plural
 from opdtool.findings import Diagnosis, Finding
 
 
@@ -63,7 +64,7 @@ def _all_zero(case: DraftCase) -> str:
 def _length(case: DraftCase) -> str:
     if case.draft_vocab_size is None or case.draft_vocab_size == case.entries:
         return ""
-    return f"d2t has {case.entries} entries where {case.draft_vocab_size} are configured"
+    return f"d2t has {plural(case.entries, 'entry')} where {case.draft_vocab_size} are configured"
 
 
 def _out_of_range(case: DraftCase) -> str:
@@ -100,7 +101,9 @@ def _order(case: DraftCase) -> str:
 
 def _not_divisible(case: DraftCase) -> str:
     rest = case.wanted_size % case.tp
-    return f"{case.wanted_size} draft ids over {case.tp} ranks leave {rest}" if rest else ""
+    return (
+        f"{case.wanted_size} draft ids over {plural(case.tp, 'rank')} leave {rest}" if rest else ""
+    )
 
 
 def _specials(case: DraftCase) -> str:
@@ -111,7 +114,7 @@ def _specials(case: DraftCase) -> str:
 def _head_rows(case: DraftCase) -> str:
     if case.head_rows is None or case.head_rows == case.wanted_size:
         return ""
-    return f"the draft head has {case.head_rows} rows for {case.wanted_size} draft ids"
+    return f"the draft head has {plural(case.head_rows, 'row')} for {case.wanted_size} draft ids"
 
 
 def _stale(case: DraftCase) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opdtool.checks.vocab_case import DraftCase, absent, draft_places, finding
+from opdtool.core.words import plural
 from opdtool.findings import MAX_PLACES, Finding
 
 
@@ -19,7 +20,8 @@ def _divisible(case: DraftCase) -> Finding:
     return finding(
         "OPD410",
         "fail",
-        f"{case.wanted_size} draft ids do not divide by {case.tp} ranks: {rest} left over, which "
+        f"{case.wanted_size} draft ids do not divide by {plural(case.tp, 'rank')}: {rest} left "
+        "over, which "
         f"a rounding division drops; the next sizes are {case.wanted_size - rest} and "
         f"{case.wanted_size - rest + case.tp}",
         mismatches=rest,
@@ -40,8 +42,9 @@ def _vocab_divisible(case: DraftCase) -> Finding:
     return finding(
         "OPD411",
         "warn",
-        f"{case.padded} {what} do not divide by {case.tp} ranks: {rest} left over; pad the "
-        f"teacher's logits to {case.padded - rest + case.tp} columns before they are cut",
+        f"{case.padded} {what} do not divide by {plural(case.tp, 'rank')}: {rest} left over; pad "
+        "the "
+        f"teacher's logits to {plural(case.padded - rest + case.tp, 'column')} before they are cut",
         None,
     )
 
@@ -80,12 +83,16 @@ def _head_rows(case: DraftCase) -> Finding:
         return finding("OPD413", "skip", "no draft head to look at", "lm_head.weight")
     if case.head_rows == case.wanted_size:
         return finding(
-            "OPD413", "pass", f"the draft head has {case.head_rows} rows", "lm_head.weight"
+            "OPD413",
+            "pass",
+            f"the draft head has {plural(case.head_rows, 'row')}",
+            "lm_head.weight",
         )
     return finding(
         "OPD413",
         "fail",
-        f"the draft head has {case.head_rows} rows; the draft vocabulary has {case.wanted_size}",
+        f"the draft head has {plural(case.head_rows, 'row')}; the draft vocabulary has "
+        f"{case.wanted_size}",
         "lm_head.weight",
         mismatches=abs(case.head_rows - case.wanted_size),
         total=case.wanted_size,
@@ -100,7 +107,7 @@ def _against(case: DraftCase) -> Finding:
     both = min(case.entries, len(case.against))
     wrong = (case.ids[:both] != case.against[:both]).nonzero().squeeze(-1)
     longer = abs(case.entries - len(case.against))
-    sizes = f"{case.entries} and {len(case.against)} entries; " if longer else ""
+    sizes = f"{case.entries} and {plural(len(case.against), 'entry')}; " if longer else ""
     return finding(
         "OPD414",
         "fail",
@@ -127,7 +134,9 @@ def _identity(case: DraftCase) -> Finding:
             f"identity: the draft has all {case.targets} target ids in their order",
         )
     return finding(
-        "OPD415", "warn", f"the draft has {case.entries} ids, as the target, but not in their order"
+        "OPD415",
+        "warn",
+        f"the draft has {plural(case.entries, 'id')}, as the target, but not in their order",
     )
 
 

@@ -27,6 +27,7 @@ from opdtool.cli.options import (
     parse_size,
 )
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.jobs.batch_errors import naming_batch
 from opdtool.jobs.geometry import GeometryOptions, pack_geometry
 
@@ -96,7 +97,8 @@ def command(
         print(f"wrote {path}")
     layout = written.layout
     print(
-        f"{layout.num_rows:,} sequences in {layout.total:,} slots, {written.trained:,} of "
+        f"{plural(layout.num_rows, 'sequence', ',')} in {plural(layout.total, 'slot', ',')}, "
+        f"{written.trained:,} of "
         f"{layout.real_tokens:,} real tokens trained"
     )
 
@@ -167,7 +169,8 @@ def run(job: BuildMaskJob) -> BuiltMask:
         layout = plan.layout(0)
         if layout.total > np.iinfo(np.int32).max:
             raise InputError(
-                f"the mask has {layout.total} slots, more than int32 cumulative lengths can "
+                f"the mask has {plural(layout.total, 'slot')}, more than int32 cumulative lengths "
+                "can "
                 "count; split the batch: opdtool pack --max-tokens"
             )
         specs = _specs(batch, layout)

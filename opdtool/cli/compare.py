@@ -166,14 +166,16 @@ def _alike(
 
 
 def _pass_unless_failed(found: _Comparison, common: int) -> None:
-    from opdtool.report.text import plural
+    from opdtool.core.words import plural
 
     failed = {finding.code for finding in found.findings}
     if "OPD950" not in failed and found.names:
-        found.say("OPD950", "pass", f"both sides hold the same {plural(found.names, 'tensor')}")
+        found.say(
+            "OPD950", "pass", f"both sides hold the same {plural(found.names, 'tensor', ',')}"
+        )
     for code, what in (("OPD951", "shapes"), ("OPD952", "dtypes")):
         if code not in failed and common:
-            found.say(code, "pass", f"the {what} of {plural(common, 'tensor')} agree")
+            found.say(code, "pass", f"the {what} of {plural(common, 'tensor', ',')} agree")
     found.findings.sort(key=lambda finding: finding.code)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from opdtool.cli.options import ForceOption, QuietOption
+from opdtool.core.words import plural
 
 
 def command(
@@ -27,5 +28,5 @@ def command(
 
     written = convert(path, target, force=force)
     if not quiet:
-        count = len(written.tensors)
-        print(f"wrote {target}: {count:,} tensor{'s'[: count != 1]}, {written.size:,} bytes")
+        tensors = plural(len(written.tensors), "tensor", ",")
+        print(f"wrote {target}: {tensors}, {plural(written.size, 'byte', ',')}")

@@ -17,14 +17,18 @@ from opdtool.core.errors import InputError
 DATA = (
     "batch.safetensors",
     "teacher_hidden.safetensors",
+    "teacher_hidden_prenorm.safetensors",
     "teacher_logits.safetensors",
     "student_logits.safetensors",
+    "logprobs.safetensors",
     "teacher-a",
     "teacher-b",
     "draft",
     "suite.toml",
+    "metrics.json",
+    "normalizers.json",
 )
-"""What of the example data the demo needs, by name."""
+"""The example data by name: what the demo and the commands of the pages need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

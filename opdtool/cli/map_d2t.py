@@ -29,6 +29,7 @@ from opdtool.cli.options import (
     parse_size,
 )
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.findings import Diagnosis, Finding, Report, Table
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def make_plan(job: MapJob) -> MapPlan:
     each = info.itemsize * (V + 4 * len(d2t)) + extra
     if each > job.max_memory:
         raise InputError(
-            f"--max-memory {job.max_memory} is too little: one position takes {each} bytes"
+            f"--max-memory {job.max_memory} is too little: one position takes "
+            f"{plural(each, 'byte')}"
         )
     positions = max(1, min(job.max_memory, MOST_BYTES) // each)
     return MapPlan(
@@ -248,7 +250,8 @@ def _reference(path: Path, info: TensorInfo, D: int) -> tuple[Path, str, bool, i
     B, S, V = info.shape
     if found.shape[:2] != (B, S) or found.shape[2] not in (D, V):
         raise InputError(
-            f"{path}: {name} is {list(found.shape)}; [{B}, {S}, {D}] is expected, or {V} columns"
+            f"{path}: {name} is {list(found.shape)}; [{B}, {S}, {D}] is expected, or "
+            f"{plural(V, 'column')}"
         )
     return path, name, found.shape[2] != D, found.itemsize * found.shape[2]
 

@@ -5,15 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+CLEAR = 0.1
+"""Words less like than the likest by more than this, on difflib's scale to 1, are left out."""
+
 
 def nearest(word: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """The known words most like ``word``, the likest first; none when none is like it."""
+    """The known words most like ``word``, the likest first; none when none is like it.
+
+    One that is clearly the likest is alone: ``formt`` is ``format``, not also ``norm``.
+    """
     import difflib  # wanted only for what was misspelt
 
-    words = list(known)
-    by_fold = {name.lower(): name for name in words}
+    by_fold = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_fold, n=most, cutoff=0.5)
-    return [by_fold[name] for name in close]
+    scores = [_likeness(word.lower(), name) for name in close]
+    return [
+        by_fold[name]
+        for name, score in zip(close, scores, strict=True)
+        if score >= scores[0] - CLEAR
+    ]
+
+
+def _likeness(word: str, name: str) -> float:
+    import difflib
+
+    # The second text is the one that difflib compares many others with.
+    return difflib.SequenceMatcher(None, name, word).ratio()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

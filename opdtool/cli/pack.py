@@ -36,6 +36,7 @@ from opdtool.cli.options import (
     parse_renames,
     parse_size,
 )
+from opdtool.core.words import plural
 from opdtool.findings import Bars, Report, Scalar, Table
 from opdtool.jobs.batch_errors import naming_batch
 from opdtool.jobs.geometry import GeometryOptions, pack_geometry
@@ -277,9 +278,13 @@ def pack_report(
         ("lower bound", f"{figures.lower_bound:,}"),
         ("balance (fullest / mean)", f"{figures.balance:.3f}"),
     )
-    notes = [f"wrote {len(plan.offsets) - 1} x {plan.geometry.cp_size} files to {job.output}"]
+    packs, cp = len(plan.offsets) - 1, plan.geometry.cp_size
+    notes = [
+        f"wrote {plural(packs * cp, 'file')} to {job.output}: {plural(packs, 'microbatch')} for "
+        f"{plural(cp, 'context-parallel rank')}"
+    ]
     if len(plan.dropped):
-        notes.append(f"left out {len(plan.dropped)} rows of length 0")
+        notes.append(f"left out {plural(len(plan.dropped), 'row')} of length 0")
     if contents.left_out:
         notes.append(
             f"the batch's own {', '.join(contents.left_out)} not carried: packing computes them"
@@ -337,7 +342,7 @@ def utilisation_bars(figures: Utilisation) -> Bars:
     for share in shares:
         counts[min(int(share // 5), 19)] += 1
     return Bars(
-        title=f"how many of the {len(shares):,} microbatches have which utilisation",
+        title=f"how many of the {plural(len(shares), 'microbatch', ',')} have which utilisation",
         labels=tuple(f"{5 * k}-{5 * k + 5} %" for k in range(20)),
         values=tuple(float(count) for count in counts),
         limit=float(max(counts)),

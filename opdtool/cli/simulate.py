@@ -28,6 +28,7 @@ from opdtool.cli.options import (
     parse_size,
 )
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.findings import Report
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def run(job: SimulateJob, world: World) -> Report:
         },
         sections=tuple(verdicts.tables()),
         notes=tuple(
-            f"of rows longer than {columns:,} tokens the first {columns:,} were taken"
+            f"of rows longer than {plural(columns, 'token', ',')} the first {columns:,} were taken"
             for columns in cut
         ),
         inputs=tuple(str(path) for path in job.batch),

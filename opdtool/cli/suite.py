@@ -31,6 +31,7 @@ from opdtool.cli.nearest import did_you_mean, short
 from opdtool.cli.shapes import Shape, options, split_index
 from opdtool.cli.start import COMMANDS
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 
 TOP = ("step", "defaults", "matrix", "continue_on_failure")
 OF_A_STEP = ("name", "command", "inputs", "continue_on_failure")
@@ -194,7 +195,8 @@ def _steps(
     count = math.prod(len(matrix[key]) for key in used)
     if count > MOST_STEPS:
         raise InputError(
-            f"{where}: the matrix makes {count:,} steps of it; at most {MOST_STEPS:,} are run"
+            f"{where}: the matrix makes {plural(count, 'step', ',')} of it; at most {MOST_STEPS:,} "
+            "are run"
         )
     for combination in itertools.product(*(matrix[key] for key in used)):
         chosen = dict(zip(used, combination, strict=True))
@@ -272,7 +274,7 @@ def expand(step: Step, folder: Path) -> list[str]:
         value = line.pop(0)
         matches = _matches(value, folder) if shape.path else [value]
         if len(matches) > 1 and not shape.multiple:
-            raise InputError(f"{word} {value} matches {len(matches)} files; it takes one")
+            raise InputError(f"{word} {value} matches {plural(len(matches), 'file')}; it takes one")
         found += [part for match in matches for part in (word, match)]
     for item in line:
         rest += _matches(item, folder)

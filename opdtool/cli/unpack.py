@@ -13,6 +13,7 @@ from opdtool.cli.options import (
     QuietOption,
     parse_size,
 )
+from opdtool.core.words import plural
 
 
 def command(
@@ -31,7 +32,10 @@ def command(
     written = unpack(packs, output, force=force, max_memory=parse_size(max_memory))
     if quiet:
         return
-    print(f"wrote {output}: {packs.rows:,} rows of width {packs.width:,}, {written.size:,} bytes")
+    print(
+        f"wrote {output}: {packs.rows:,} rows of width {packs.width:,}, "
+        f"{plural(written.size, 'byte', ',')}"
+    )
     dropped = packs.manifest.extra.get("dropped_rows")
     if dropped:
         print(f"rows left out by --drop-empty are zero: {', '.join(map(str, dropped))}")

@@ -23,6 +23,7 @@ from opdtool.cli.options import (
     parse_size,
 )
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.findings import Bars, Report, Section, Table
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def coverage_of(case: DraftCase, counted: Counted) -> tuple[dict[str, Any], Bars
     kept, most = coverage(counts, inside), coverage(counts, best)
     bars = Bars(
         title=f"coverage of {counted.total:,} counted tokens",
-        labels=("this map", f"best {len(best):,} ids"),
+        labels=("this map", f"best {plural(len(best), 'id', ',')}"),
         values=(100 * kept, 100 * most),
         limit=100.0,
         unit="%",

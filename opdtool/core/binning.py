@@ -27,6 +27,7 @@ from opdtool.core.binning_classes import (
 from opdtool.core.binning_spread import spread
 from opdtool.core.errors import InputError
 from opdtool.core.offsets import Ints
+from opdtool.core.words import plural
 
 Algorithm = Literal["concat", "ffd", "ffs", "mffd", "bfd"]
 
@@ -167,7 +168,8 @@ def _check_request(
     shortest, longest = int(lengths.argmin()), int(lengths.argmax())
     if lengths[shortest] < 1:
         raise InputError(
-            f"row {shortest} has {lengths[shortest]} tokens; every row needs at least one: "
+            f"row {shortest} has {plural(lengths[shortest], 'token')}; every row needs at least "
+            "one: "
             f"leave empty rows out with --drop-empty"
         )
     if lengths[longest] > capacity:
@@ -177,7 +179,7 @@ def _check_request(
         raise InputError(
             f"row {row} needs {lengths[row]} padded slots, more than the {capacity} that a "
             f"bin may hold{more}; raise --max-tokens to hold the longest row, "
-            f"{lengths[longest]} slots"
+            f"{plural(lengths[longest], 'slot')}"
         )
 
 
@@ -186,6 +188,7 @@ def _check_enough(rows: int, count: int, target: int, min_bins: int, bins_multip
         return
     why = f"min-bins {min_bins} and bins-multiple-of {bins_multiple_of}"
     raise InputError(
-        f"{rows} sequences cannot fill {target} bins (the {count} needed, raised to {why}) with "
-        f"at least one each: {target - rows} sequences are missing; add them, or ask for fewer bins"
+        f"{plural(rows, 'sequence')} cannot fill {plural(target, 'bin')} (the {count} needed, "
+        f"raised to {why}) with at least one each: {plural(target - rows, 'sequence')} missing; "
+        "add them, or ask for fewer bins"
     )

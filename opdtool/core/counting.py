@@ -8,6 +8,7 @@ from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.core.offsets import Ints
+from opdtool.core.words import plural
 
 PENDING = 1 << 20
 """Ids gathered before they are counted: a count touches all V bins once."""
@@ -24,7 +25,7 @@ class TokenCounter:
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         if vocab_size < 1:
-            raise InputError(f"a vocabulary of {vocab_size} ids has nothing to count")
+            raise InputError(f"a vocabulary of {plural(vocab_size, 'id')} has nothing to count")
         self.vocab_size = vocab_size
         self.outside = 0
         self.strays: list[tuple[int, int, int]] = []

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 
 
 @runtime_checkable
@@ -185,11 +186,15 @@ def check_messages(
     """
     if len(tensors) != size:
         raise InputError(
-            f"rank {rank} has {len(tensors)} tensors to send in a group of {size} ranks; "
+            f"rank {rank} has {plural(len(tensors), 'tensor')} to send in a group of "
+            f"{plural(size, 'rank')}; "
             "one a rank is needed, its own included"
         )
     if widths is not None and len(widths) != size:
-        raise InputError(f"rank {rank} expects {len(widths)} messages in a group of {size} ranks")
+        raise InputError(
+            f"rank {rank} expects {plural(len(widths), 'message')} in a group of "
+            f"{plural(size, 'rank')}"
+        )
     first = tensors[0]
     for to, tensor in enumerate(tensors):
         if tensor.dim() == 0:
@@ -207,7 +212,8 @@ def check_widths(arriving: Sequence[int], expected: Sequence[int] | None, rank: 
         return
     wrong = next(r for r, width in enumerate(arriving) if width != expected[r])
     raise InputError(
-        f"the ranks disagree in all_to_all: rank {rank} expects {expected[wrong]} columns of "
+        f"the ranks disagree in all_to_all: rank {rank} expects "
+        f"{plural(expected[wrong], 'column')} of "
         f"rank {wrong}, which sends {arriving[wrong]}"
     )
 

@@ -29,6 +29,7 @@ from opdtool.core.offsets import (
     cumulative,
     runs,
 )
+from opdtool.core.words import plural
 
 Tail = Literal["absorb", "segment"]
 
@@ -63,7 +64,7 @@ class PackedLayout:
             check_offsets(name, getattr(self, name))
         if len(self.cu_seqlens) != len(self.cu_seqlens_padded):
             raise InputError(
-                f"cu_seqlens has {len(self.cu_seqlens)} entries and cu_seqlens_padded "
+                f"cu_seqlens has {plural(len(self.cu_seqlens), 'entry')} and cu_seqlens_padded "
                 f"{len(self.cu_seqlens_padded)}; both must have one more than the segments"
             )
         too_long = np.flatnonzero(self.lengths > self.padded_lengths)
@@ -76,8 +77,8 @@ class PackedLayout:
         check_cp_multiple(self.padded_lengths, self.cp_size)
         if len(self.sequence_index) > self.num_segments:
             raise InputError(
-                f"sequence_index has {len(self.sequence_index)} entries for "
-                f"{self.num_segments} segments"
+                f"sequence_index has {plural(len(self.sequence_index), 'entry')} for "
+                f"{plural(self.num_segments, 'segment')}"
             )
 
     @classmethod

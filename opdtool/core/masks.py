@@ -8,6 +8,7 @@ from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import CuSeqlens, Pieces, as_offsets
 from opdtool.core.packing import fill_pieces, pack_input_ids, roll_packed_seq_dim
+from opdtool.core.words import plural
 
 
 def token_weights(token_mask: Tensor, sample_mask: Tensor | None) -> Tensor:
@@ -23,7 +24,7 @@ def token_weights(token_mask: Tensor, sample_mask: Tensor | None) -> Tensor:
     if sample_mask.shape != token_mask.shape[:1]:
         raise InputError(
             f"sample_mask has shape {list(sample_mask.shape)}; expected one entry for each of "
-            f"the {token_mask.shape[0]} rows of token_mask"
+            f"the {plural(token_mask.shape[0], 'row')} of token_mask"
         )
     return token_mask * sample_mask.unsqueeze(-1)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 
 Ints = npt.NDArray[np.int64]
 CuSeqlens = Sequence[int] | Tensor | Ints
@@ -62,7 +63,7 @@ def cp_window(length: int, cp_rank: int, cp_size: int) -> tuple[slice, slice]:
     chunk, rest = divmod(length, 2 * cp_size)
     if rest:
         raise InputError(
-            f"a segment of {length} slots cannot be cut for cp_size {cp_size}: "
+            f"a segment of {plural(length, 'slot')} cannot be cut for cp_size {cp_size}: "
             f"its length must be a multiple of {2 * cp_size}"
         )
     last = 2 * cp_size - 1 - cp_rank

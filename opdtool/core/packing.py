@@ -17,6 +17,7 @@ from torch import Tensor
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import CuSeqlens, Ints, Pieces, as_offsets, runs
+from opdtool.core.words import plural
 
 _COPY_RUN = 64
 """Runs longer than this on average (in elements) are copied one by one; shorter are gathered."""
@@ -62,8 +63,8 @@ def fill_pieces(
     B, S = rows_BSF.shape[:2]
     if segments is not None and segments < B:
         raise InputError(
-            f"the cumulative lengths describe {segments} sequences "
-            f"but the batch has {B} rows; pass one more offset than there are rows"
+            f"the cumulative lengths describe {plural(segments, 'sequence')} "
+            f"but the batch has {plural(B, 'row')}; pass one more offset than there are rows"
         )
     dst, src, count = pieces.dst, pieces.segment * S + pieces.position, pieces.count
     if len(dst) and int(pieces.segment[-1]) >= B:
@@ -212,7 +213,7 @@ def rolled_layout(shape: Sequence[int], cu_seqlens_padded: CuSeqlens, seq_dim: i
     layout = PackedLayout.from_cu_seqlens(offsets, offsets)
     if shape[seq_dim] != layout.total:
         raise InputError(
-            f"dimension {seq_dim} has {shape[seq_dim]} slots but cu_seqlens_padded ends "
+            f"dimension {seq_dim} has {plural(shape[seq_dim], 'slot')} but cu_seqlens_padded ends "
             f"at {layout.total}; roll the whole pack, before any context-parallel cut"
         )
     return layout
@@ -230,17 +231,19 @@ def unpack(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) ->
     """
     if packed_TF.shape[0] != layout.total:
         raise InputError(
-            f"the pack has {packed_TF.shape[0]} slots but cu_seqlens_padded ends at "
+            f"the pack has {plural(packed_TF.shape[0], 'slot')} but cu_seqlens_padded ends at "
             f"{layout.total}; gather the context-parallel shards first"
         )
     n = layout.num_rows
     lengths, index = layout.lengths[:n], layout.sequence_index
     outside = index[(index < 0) | (index >= rows)]
     if len(outside):
-        raise InputError(f"sequence_index names row {outside[0]}, outside the {rows} rows")
+        raise InputError(
+            f"sequence_index names row {outside[0]}, outside the {plural(rows, 'row')}"
+        )
     if n and lengths.max() > width:
         raise InputError(
-            f"sequence {int(np.argmax(lengths))} has {lengths.max()} tokens, "
+            f"sequence {int(np.argmax(lengths))} has {plural(lengths.max(), 'token')}, "
             f"more than the row width {width}"
         )
     keep = lengths > 0
@@ -259,11 +262,13 @@ def gather_cp(shards: Sequence[Tensor], layout: PackedLayout) -> Tensor:
         InputError: not one shard a rank, or a shard without T / cp_size slots.
     """
     if len(shards) != layout.cp_size:
-        raise InputError(f"{len(shards)} shards for cp_size {layout.cp_size}; expected one a rank")
+        raise InputError(
+            f"{plural(len(shards), 'shard')} for cp_size {layout.cp_size}; expected one a rank"
+        )
     for rank, shard in enumerate(shards):
         if shard.shape[0] != layout.local_total:
             raise InputError(
-                f"the shard of cp_rank {rank} has {shard.shape[0]} slots; expected "
+                f"the shard of cp_rank {rank} has {plural(shard.shape[0], 'slot')}; expected "
                 f"{layout.local_total} (T {layout.total} / cp_size {layout.cp_size})"
             )
     if layout.cp_size == 1:

@@ -11,6 +11,7 @@ from opdtool.core.binning import pack_bins
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout, PackGeometry
 from opdtool.core.offsets import Ints
+from opdtool.core.words import plural
 
 _NAMED = 8
 """How many rows a refusal names before it counts the rest."""
@@ -160,7 +161,8 @@ def _split(
     if len(long):
         row = int(kept[long[0]])
         raise RowsError(
-            f"row {row} has {lengths[row]} tokens, {padded[long[0]]} padded slots, more than the "
+            f"row {row} has {plural(lengths[row], 'token')}, {padded[long[0]]} padded slots, more "
+            "than the "
             f"{capacity} that --max-tokens {bins.max_tokens} leaves; raise it to at least "
             f"{geometry.padded_total(int(padded.max()))}"
         )

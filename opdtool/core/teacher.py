@@ -15,6 +15,7 @@ from opdtool.core.errors import InputError
 from opdtool.core.group import group_rank_size
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import CuSeqlens, as_offsets, cp_window
+from opdtool.core.words import plural
 
 PAYLOADS = ("hidden_states", "logits")
 """What a teacher payload can be."""
@@ -109,7 +110,8 @@ def reconstruct_opd_full_teacher_logits(
             raise InputError(f"{name} has shape {list(tensor.shape)}; expected three dimensions")
     if payload.shape[0] != student_logits.shape[0]:
         raise InputError(
-            f"payload has {payload.shape[0]} rows and student_logits {student_logits.shape[0]}; "
+            f"payload has {plural(payload.shape[0], 'row')} and student_logits "
+            f"{student_logits.shape[0]}; "
             "both must hold the same rows"
         )
     B, S_local, V_local = student_logits.shape
@@ -161,7 +163,8 @@ def check_heads(width: int, heads: Mapping[int, Tensor]) -> None:
         if head.shape[0] != heads[first].shape[0]:
             raise InputError(
                 f"the heads of teachers {first} and {index} have vocabulary shards of "
-                f"{heads[first].shape[0]} and {head.shape[0]} rows; all must be this rank's "
+                f"{heads[first].shape[0]} and {plural(head.shape[0], 'row')}; all must be this "
+                "rank's "
                 "shard of one vocabulary"
             )
         if head.dtype != heads[first].dtype:
@@ -221,7 +224,8 @@ def _heads_for(
     shard, _ = _shard_and_dtype(heads)
     if shard != V_local:
         raise InputError(
-            f"the teacher heads project to {shard} columns, but student_logits has a vocabulary "
+            f"the teacher heads project to {plural(shard, 'column')}, but student_logits has a "
+            "vocabulary "
             f"shard of {V_local}; pass this rank's rows of the head"
         )
     return heads
@@ -254,8 +258,8 @@ def _routes(teacher_index: Tensor, units: int, word: str) -> list[int]:
     flat = teacher_index.reshape(-1)
     if len(flat) != units:
         raise InputError(
-            f"teacher_index has {len(flat)} entries for {units} {word}s of the payload; "
-            f"pass one entry a {word}"
+            f"teacher_index has {plural(len(flat), 'entry')} for {plural(units, word)} of the "
+            f"payload; pass one entry a {word}"
         )
     return [int(t) for t in flat.tolist()]
 
@@ -271,7 +275,7 @@ def _vocab_window(V: int, V_local: int, rank: int | None) -> slice:
     end = (rank + 1) * V_local
     if end > V:
         raise InputError(
-            f"the payload has {V} columns, but the vocabulary window of rank {rank} is "
+            f"the payload has {plural(V, 'column')}, but the vocabulary window of rank {rank} is "
             f"[{rank * V_local}, {end}); the payload must hold the whole vocabulary"
         )
     return slice(rank * V_local, end)
@@ -284,13 +288,15 @@ def _layout(
     B, length = shape
     if cp_size > 1 and S_local % 2:
         raise InputError(
-            f"student_logits has {S_local} positions a rank with CP {cp_size}; a rank holds two "
+            f"student_logits has {plural(S_local, 'position')} a rank with CP {cp_size}; a rank "
+            "holds two "
             "equal chunks, so S_local must be even"
         )
     slots = S_local * cp_size
     if length > slots:
         raise InputError(
-            f"the payload has {length} positions, more than S_local {S_local} x CP {cp_size} = "
+            f"the payload has {plural(length, 'position')}, more than S_local {S_local} x CP "
+            f"{cp_size} = "
             f"{slots} of the student; pad the student's sequence, or cut the payload"
         )
     if cu_seqlens_padded is None:
@@ -302,7 +308,7 @@ def _layout(
     if layout.total != slots:
         raise InputError(
             f"cu_seqlens_padded ends at {layout.total}, but the student has S_local {S_local} x "
-            f"CP {cp_size} = {slots} slots"
+            f"CP {cp_size} = {plural(slots, 'slot')}"
         )
     return layout
 

@@ -24,6 +24,7 @@ from opdtool.core.counting import total_of
 from opdtool.core.errors import InputError
 from opdtool.core.exchange import ColumnPlan, exchange_columns
 from opdtool.core.group import Group, TorchGroup, group_rank_size, is_group
+from opdtool.core.words import plural
 
 
 def map_teacher_logits_to_draft_vocab(
@@ -130,7 +131,7 @@ def choose_draft_vocab(counts: Tensor, size: int, must_include: Sequence[int] = 
     """
     V = len(counts)
     if not 1 <= size <= V:
-        raise InputError(f"a draft vocabulary of {size} ids cannot be taken from {V}")
+        raise InputError(f"a draft vocabulary of {plural(size, 'id')} cannot be taken from {V}")
     required = sorted(set(must_include))
     if required and not (required[0] >= 0 and required[-1] < V):
         stray = next(i for i in required if not 0 <= i < V)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.lengths import first_not_finite, read_lengths
 from opdtool.io.places import find_places
 from opdtool.io.slices import Rows
@@ -134,7 +135,8 @@ class Batch:
         for name in row_aligned:
             if kinds.get(name) != "row":
                 raise InputError(
-                    f"{first.path}: --row-aligned {name}: no tensor {name} with {first.rows} rows"
+                    f"{first.path}: --row-aligned {name}: no tensor {name} with "
+                    f"{plural(first.rows, 'row')}"
                 )
         return kinds
 
@@ -184,7 +186,7 @@ class Batch:
             found = self._parts[0].source.info(name)  # says what is missing
             raise InputError(
                 f"{self._parts[0].path}: {name} is {list(found.shape)}; "
-                f"a tensor with {self.rows} rows is expected"
+                f"a tensor with {plural(self.rows, 'row')} is expected"
             )
         return self._infos[name]
 

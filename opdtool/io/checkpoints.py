@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.npy import is_npy, read_npy
 from opdtool.io.places import read_json_file
 from opdtool.io.tensors import TensorSource, open_tensors
@@ -328,7 +329,8 @@ def _map(checkpoint: Checkpoint, name: str) -> str | None:
     found = _ending(checkpoint.source, name)
     if len(found) > 1:
         raise InputError(
-            f"{checkpoint.path}: {len(found)} tensors {name}: {', '.join(found[:8])}; choose with "
+            f"{checkpoint.path}: {plural(len(found), 'tensor')} {name}: {', '.join(found[:8])}; "
+            "choose with "
             f"--rename {name}={found[0]}"
         )
     return found[0] if found else None

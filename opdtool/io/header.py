@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.pread import SourceFile
 
 MAX_HEADER = 100_000_000
@@ -154,7 +155,8 @@ def read_header(file: SourceFile) -> Header:
     path = file.path
     if file.size < 9:
         raise InputError(
-            f"{path}: {file.size} bytes, too short for a safetensors file (at least 10 bytes)"
+            f"{path}: {plural(file.size, 'byte')}, too short for a safetensors file (at least 10 "
+            "bytes)"
         )
     start = file.read(0, 9)
     length = int.from_bytes(start[:8], "little")
@@ -165,11 +167,14 @@ def read_header(file: SourceFile) -> Header:
         _refuse_other_formats(path, start)
     if length > file.size - 8:
         raise InputError(
-            f"{path}: header length {length} is past the end of the file ({file.size} bytes); "
+            f"{path}: header length {length} is past the end of the file "
+            f"({plural(file.size, 'byte')}); "
             "it is truncated or not a safetensors file"
         )
     if length > MAX_HEADER:
-        raise InputError(f"{path}: header of {length} bytes; the format allows {MAX_HEADER}")
+        raise InputError(
+            f"{path}: header of {plural(length, 'byte')}; the format allows {MAX_HEADER}"
+        )
     if length < 2:
         raise InputError(f"{path}: header length {length}; the shortest header is {{}}")
     text = file.read(8, length)
@@ -237,12 +242,14 @@ def _checked_entry(name: str, value: Any, data_start: int, file_size: int) -> En
         raise _Fault(f"data_offsets are reversed ({begin} past {end})")
     if end > file_size - data_start:
         raise _Fault(
-            f"data_offsets end at {end}, past the {file_size - data_start} bytes of data; "
+            f"data_offsets end at {end}, past the {plural(file_size - data_start, 'byte')} of "
+            "data; "
             "the file is truncated"
         )
     if count * bits != (end - begin) * 8:
         raise _Fault(
-            f"{end - begin} bytes for {dtype} {shape}, which takes {-(-count * bits // 8)}"
+            f"{plural(end - begin, 'byte')} for {dtype} {shape}, which takes "
+            f"{-(-count * bits // 8)}"
         )
     return Entry(dtype, tuple(shape), data_start + begin, end - begin)
 
@@ -284,7 +291,7 @@ def _check_cover(
         at, before = entry.begin + entry.nbytes, name
     if at != file_size:
         raise InputError(
-            f"{path}: {file_size - at} bytes behind the last tensor; the file is damaged"
+            f"{path}: {plural(file_size - at, 'byte')} behind the last tensor; the file is damaged"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.pread import SourceFile
 
 _MAX_HEADER = 10_000
@@ -45,7 +46,8 @@ def read_npy(path: Path) -> Tensor:
         start = head.tell()
         if count * dtype.itemsize != file.size - start:
             raise InputError(
-                f"{path}: {file.size - start} bytes of data for {dtype} {list(shape)}, which "
+                f"{path}: {plural(file.size - start, 'byte')} of data for {dtype} {list(shape)}, "
+                "which "
                 f"takes {count * dtype.itemsize}; it is truncated or damaged"
             )
         data = np.empty(count, dtype)

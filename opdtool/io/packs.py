@@ -21,6 +21,7 @@ from opdtool.core.masks import draft_pieces, token_weights
 from opdtool.core.offsets import Pieces
 from opdtool.core.packing import fill_pieces, pack_positions
 from opdtool.core.plan import PackPlan
+from opdtool.core.words import plural
 from opdtool.io.writer import TensorFileWriter, TensorSpec, dtype_code
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class PackWriter:
         layout = self.plan.layout(microbatch)
         if layout.total > np.iinfo(np.int32).max:
             raise InputError(
-                f"a pack has {layout.total} slots, more than int32 cumulative lengths can count; "
+                f"a pack has {plural(layout.total, 'slot')}, more than int32 cumulative lengths "
+                "can count; "
                 "split the batch with --max-tokens"
             )
         with ExitStack() as stack:

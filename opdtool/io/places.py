@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.header import strict_json
 from opdtool.io.pread import SourceFile, describe
 
@@ -97,7 +98,7 @@ def read_json_file(path: Path) -> object:
     file = SourceFile(path)
     try:
         if file.size > MAX_JSON:
-            raise InputError(f"{path}: {file.size} bytes of JSON, past {MAX_JSON}")
+            raise InputError(f"{path}: {plural(file.size, 'byte')} of JSON, past {MAX_JSON}")
         return strict_json(file.read(0, file.size), str(path))
     finally:
         file.close()

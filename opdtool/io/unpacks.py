@@ -20,6 +20,7 @@ from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints
 from opdtool.core.packing import gather_cp
 from opdtool.core.packing import unpack as unpack_rows
+from opdtool.core.words import plural
 from opdtool.io.manifest import Manifest, read_manifest
 from opdtool.io.packs import pack_name
 from opdtool.io.tensors import TensorSource, open_tensors
@@ -71,7 +72,8 @@ class PackDirectory:
         # Counted before anything is made of these numbers: they may be anything.
         if len(manifest.files) != cp_size * microbatches:
             raise InputError(
-                f"{path}/manifest.json: lists {len(manifest.files)} files for {microbatches} "
+                f"{path}/manifest.json: lists {plural(len(manifest.files), 'file')} for "
+                f"{microbatches} "
                 f"microbatches and cp {cp_size}; pack again"
             )
         return cls(
@@ -151,7 +153,8 @@ def _layout(
         )
     if len(lengths) and lengths.max() > packs.width:
         raise InputError(
-            f"{first.paths[0]}: sequence {int(lengths.argmax())} has {lengths.max()} tokens in a "
+            f"{first.paths[0]}: sequence {int(lengths.argmax())} has "
+            f"{plural(lengths.max(), 'token')} in a "
             f"batch of width {packs.width} by its manifest; pack again"
         )
     for spec in specs:

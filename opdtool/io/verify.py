@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.hashing import sha256_file
 from opdtool.io.manifest import NAME, Manifest, ManifestFile
 from opdtool.io.tensors import open_tensors
@@ -53,7 +54,9 @@ def _problem(path: Path, file: ManifestFile, hashes: bool) -> FileProblem | None
         return FileProblem(name, "missing", f"{name} is not a regular file")
     if state.st_size != file.size:
         return FileProblem(
-            name, "size", f"{name} has {state.st_size} bytes; the manifest says {file.size}"
+            name,
+            "size",
+            f"{name} has {plural(state.st_size, 'byte')}; the manifest says {file.size}",
         )
     if hashes:
         digest = sha256_file(path)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.atomic import Target, check_output, write_text_atomic, writing
 from opdtool.io.background import workers
 from opdtool.io.header import BITS
@@ -292,7 +293,7 @@ def seal(working: Path, specs: Sequence[TensorSpec], written: int) -> WrittenFil
     size = os.fstat(fd).st_size
     if written != nbytes or size != len(header) + nbytes:
         os.close(fd)
-        raise RuntimeError(f"{working}: not written whole: {written} bytes of {nbytes}")
+        raise RuntimeError(f"{working}: not written whole: {plural(written, 'byte')} of {nbytes}")
     digest = workers().submit(_sync_and_hash, fd, size)
     return WrittenFile(working.name, size, tuple(sorted(specs, key=lambda spec: spec.name)), digest)
 

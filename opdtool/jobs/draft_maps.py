@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,9 @@ def read_draft_map(
         InputError: more than two paths, no d2t, or two of one kind.
     """
     if len(paths) > 2:
-        raise InputError(f"{len(paths)} files given; a map is one file, or d2t and t2d in two")
+        raise InputError(
+            f"{plural(len(paths), 'file')} given; a map is one file, or d2t and t2d in two"
+        )
     implied = None
     parts: list[Draft] = []
     for path in paths:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.findings import Scalar
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def _grouped(
         return DumpGroups(packs=tuple(packs), cp=size, recorded=recorded)
     if len(files) != size:
         raise InputError(
-            f"{files[0]} and {len(files) - 1} more: {len(files)} files for --cp {size}; expected "
+            f"{files[0]} and {len(files) - 1} more: {plural(len(files), 'file')} for --cp {size}; "
+            "expected "
             f"{size} of one pack in rank order, or names with .cpRof{size}"
         )
     pack = DumpPack(name=files[0].stem, files=tuple(files), tagged=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from opdtool.checks.registry import check_name
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.findings import Finding, Scalar
 
 if TYPE_CHECKING:
@@ -227,7 +228,8 @@ def _checked(file: Path, counts: Tensor, V: int) -> Tensor:
 
     if len(counts) != V:
         raise InputError(
-            f"{file}: {len(counts)} counts; the vocabulary has {V} ids (--vocab-size), one count "
+            f"{file}: {plural(len(counts), 'count')}; the vocabulary has {plural(V, 'id')} "
+            "(--vocab-size), one count "
             "each was expected"
         )
     if counts.dtype == torch.bool:

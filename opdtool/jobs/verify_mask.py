@@ -29,6 +29,7 @@ from opdtool.checks.room import DEFAULT, ROOM, Room
 from opdtool.checks.strips import Ids, strip_of
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackGeometry
+from opdtool.core.words import plural
 from opdtool.findings import Finding, Report, Section
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.tensors import TensorInfo, check_renames
@@ -266,7 +267,7 @@ def read_vectors(
         code="OPD110",
         name=check_name("OPD110"),
         status="pass",
-        message=f"the same on {len(pack.files)} ranks",
+        message=f"the same on {plural(len(pack.files), 'rank')}",
     )
     return vectors, [agreed]
 
@@ -298,8 +299,9 @@ def is_whole(
         ends.add(geometry.padded_total(int(padded.sum())))
     if sizes[0] not in ends and sizes[0] * cp in ends:
         raise InputError(
-            f"{pack.files[0]}: {sizes[0]} slots, one rank's share of {sizes[0] * cp}; with --cp "
-            f"{cp} give {cp} files, with .cp0of{cp} to .cp{cp - 1}of{cp} in their names"
+            f"{pack.files[0]}: {plural(sizes[0], 'slot')}, one rank's share of {sizes[0] * cp}; "
+            "with --cp "
+            f"{cp} give {plural(cp, 'file')}, with .cp0of{cp} to .cp{cp - 1}of{cp} in their names"
         )
     return True
 
@@ -310,10 +312,12 @@ def _shape_finding(job: VerifyMaskJob, checked: Sequence[Checked]) -> list[Findi
         return []
     wrong = [entry for entry in checked if entry.pack and entry.pack.case.layout is None]
     slots = sum(entry.pack.case.slots.total for entry in checked if entry.pack)
-    message = f"{slots} slots"
+    message = f"{plural(slots, 'slot')}"
     if wrong:
         total = wrong[0].pack.case.slots.total if wrong[0].pack else 0
-        message = f"{total} slots, which no layout of the batch has; see the layout checks"
+        message = (
+            f"{plural(total, 'slot')}, which no layout of the batch has; see the layout checks"
+        )
     return [
         Finding(
             code="OPD302",

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.core.group import check_messages, check_widths
+from opdtool.core.words import plural
 from opdtool.ranks.errors import RankError, RunEnded
 
 T = TypeVar("T")
@@ -213,7 +214,7 @@ def run_simulated(
             seconds.
     """
     if size < 1:
-        raise InputError(f"a group of {size} ranks cannot be simulated; at least 1")
+        raise InputError(f"a group of {plural(size, 'rank')} cannot be simulated; at least 1")
     world = _World(size, timeout)
     results: dict[int, T] = {}
     grad_mode = torch.is_grad_enabled()

@@ -33,7 +33,7 @@ def render(report: Report, format: str, *, width: int | None = None, color: bool
     """The report as text in one of :data:`FORMATS` or of the values of :data:`ENDINGS`.
 
     ``width`` folds long messages of ``full`` to so many columns; None, as off a terminal,
-    folds nothing. Names are never cut at any width. ``color`` colours ``full`` and
+    to 120. Names are never cut at any width. ``color`` colours ``full`` and
     ``concise`` with ANSI codes and means nothing to the others. The text ends in a newline.
 
     Raises:

@@ -10,6 +10,8 @@ from opdtool.report import text as t
 from opdtool.report.paint import MARKS, STYLES, Line, cells, pad, paint
 
 BAR_CELLS = 40
+WIDE = 120
+"""Where lines are folded off a terminal, such as in the log of a pipeline."""
 MIN_MESSAGE = 30
 """A message column narrower than this goes below its check instead."""
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -20,14 +22,15 @@ def full(report: Report, *, width: int | None = None, color: bool = False) -> st
     return paint(_rows(report, width), color=color)
 
 
-def _rows(report: Report, width: int | None) -> Iterator[Line]:
+def _rows(report: Report, terminal: int | None) -> Iterator[Line]:
+    width = terminal or WIDE
     head = Line().add(f"opdtool {t.one_line(report.command)}", "bold")
     yield head.add("".join(f"  {t.one_line(path)}" for path in report.inputs))
     if report.geometry:
         yield Line().add(t.geometry_text(report), "dim")
     if report.findings:
         yield Line()
-        yield from _checks(report.findings, width)
+        yield from _checks(report.findings, terminal)
     for finding in report.findings:
         if finding.first:
             yield Line()
@@ -48,7 +51,7 @@ def _rows(report: Report, width: int | None) -> Iterator[Line]:
     yield Line().add(t.verdict(report), STYLES[t.outcome(report)])
 
 
-def _checks(findings: Sequence[Finding], width: int | None) -> Iterator[Line]:
+def _checks(findings: Sequence[Finding], terminal: int | None) -> Iterator[Line]:
     """One line a check; a message that does not fit is folded, names never are."""
     steps = any(finding.step for finding in findings)
     cols = [
@@ -61,7 +64,9 @@ def _checks(findings: Sequence[Finding], width: int | None) -> Iterator[Line]:
     cols = [col for col in cols if any(col)]
     widths = [max(map(cells, col)) for col in cols]
     indent = 3 + sum(widths) + 2 * len(widths)
-    room = None if width is None else width - indent
+    # Off a terminal a row may be wider where names are long: what it says stays beside them.
+    width = terminal or max(WIDE, indent + 60)
+    room = width - indent
     for i, finding in enumerate(findings):
         style = STYLES[finding.status]
         line = Line().add(f" {MARKS[finding.status]} ", style)
@@ -70,10 +75,10 @@ def _checks(findings: Sequence[Finding], width: int | None) -> Iterator[Line]:
             numeric = col is cols[-1] and any(f.mismatches is not None for f in findings)
             line.add(pad(col[i], size, right=numeric) + "  ")
         words = t.one_line(finding.message)
-        if room is None or cells(words) <= room:
+        if cells(words) <= room:
             yield line.add(words, "" if finding.status == "pass" else style)
         elif room >= MIN_MESSAGE:
-            first, *rest = textwrap.wrap(words, room, break_long_words=False)
+            first, *rest = wrap(words, room)
             yield line.add(first, "" if finding.status == "pass" else style)
             for part in rest:
                 yield Line().add(" " * indent).add(part)
@@ -84,7 +89,9 @@ def _checks(findings: Sequence[Finding], width: int | None) -> Iterator[Line]:
 
 def _places(finding: Finding) -> Iterator[Line]:
     shown, more = len(finding.first), t.more_places(finding)
-    which = f"first {shown} of {t.count(finding.mismatches or 0)}" if more else f"{shown}"
+    which = f"all {shown}" if shown > 1 else "one"
+    if more:
+        which = f"first {shown} of {t.count(finding.mismatches or 0)}"
     yield Line().add(t.label(finding), "bold").add(f": {which} at")
     names = t.columns(finding.first)
     rows = [tuple(t.value(place.get(name)) for name in names) for place in finding.first]
@@ -96,7 +103,7 @@ def _places(finding: Finding) -> Iterator[Line]:
         yield Line().add(f"  and {t.count(more)} more", "dim")
 
 
-def _diagnosis(entry: Diagnosis, width: int | None) -> Iterator[Line]:
+def _diagnosis(entry: Diagnosis, width: int) -> Iterator[Line]:
     step = f"  {t.one_line(entry.step)}:" if entry.step else " "
     yield (
         Line()
@@ -108,7 +115,7 @@ def _diagnosis(entry: Diagnosis, width: int | None) -> Iterator[Line]:
     yield from _folded(entry.fix, "    fix: ", width)
 
 
-def draw(section: Section, width: int | None) -> Iterator[Line]:
+def draw(section: Section, width: int) -> Iterator[Line]:
     """One picture as lines."""
     yield Line().add(t.one_line(section.title), "bold")
     if isinstance(section, Table):
@@ -142,13 +149,13 @@ def _bars(bars: Bars) -> Iterator[Line]:
         yield line.add(f"  {pad(text, numbers, right=True)}")
 
 
-def _strip(strip: Strip, width: int | None) -> Iterator[Line]:
+def _strip(strip: Strip, width: int) -> Iterator[Line]:
     """The rows above each other, wrong columns marked below; folded into blocks to fit."""
     rows = [(t.one_line(label), [t.one_line(c) for c in slots]) for label, slots in strip.rows]
     length = max((len(slots) for _, slots in rows), default=0)
     wide = max((cells(label) for label, _ in rows), default=0)
     size = max((cells(c) for _, slots in rows for c in slots), default=1)
-    per_block = length if width is None else max(1, (width - wide - 4) // (size + 1))
+    per_block = max(1, (width - wide - 4) // (size + 1))
     for start in range(0, length, max(1, per_block)):
         stop = min(length, start + per_block)
         if start:
@@ -168,12 +175,15 @@ def _wrong(strip: Strip, column: int) -> str:
     return "bold red" if column in strip.wrong else ""
 
 
-def _folded(words: str, head: str, width: int | None) -> Iterator[Line]:
-    """Text behind a head, its further lines indented below; folded only to a given width."""
+def wrap(words: str, room: int) -> list[str]:
+    """The words in lines of so many columns; a word, such as a name, is never broken."""
+    return textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)
+
+
+def _folded(words: str, head: str, width: int) -> Iterator[Line]:
+    """Text behind a head, its further lines indented below."""
     indent = " " * cells(head)
     for row in t.lines(words):
-        room = None if width is None else max(MIN_MESSAGE, width - cells(indent))
-        parts = [row] if room is None else textwrap.wrap(row, room, break_long_words=False) or [""]
-        for part in parts:
+        for part in wrap(row, max(MIN_MESSAGE, width - cells(indent))) or [""]:
             yield Line().add(head + part)
             head = indent

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.sax.saxutils import quoteattr
 
+from opdtool.core.words import plural
 from opdtool.findings import Report, Section, Table
 from opdtool.report import text as t
 from opdtool.report.paint import MARKS, cells
@@ -42,7 +43,7 @@ def _blocks(report: Report) -> Iterator[Picture]:
         yield _gap()
     passed = report.summary["passed"]
     if passed > MANY:
-        yield _line(f"{MARKS['pass']} {t.count(passed)} checks passed", "pass")
+        yield _line(f"{MARKS['pass']} {plural(passed, 'check', ',')} passed", "pass")
     for finding in report.findings:
         if finding.status == "pass" and passed > MANY:
             continue

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from opdtool.core.words import plural
 from opdtool.findings import Diagnosis, Finding, Report, Scalar
 
 WORDS = {"pass": "passed", "fail": "failed", "warn": "warned", "skip": "skipped"}
@@ -64,11 +65,6 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def plural(number: int, word: str) -> str:
-    """``1 check``, ``2 checks``."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
 def wrong_of(finding: Finding) -> str:
     """``12 / 4,096`` for a finding that counted, else nothing."""
     if finding.mismatches is None:
@@ -122,19 +118,20 @@ def label(finding: Finding) -> str:
 
 
 def verdict(report: Report) -> str:
-    """The last line of a report: ``FAILED verify-mask: 1 of 6 checks failed, 1 warned``."""
+    """The last line of a report: every check is in one of its counts, and the worst come first.
+
+    ``FAILED verify-mask: 1 check failed, 4 passed, 1 warned``
+    """
     name, counts = one_line(report.command), report.summary
-    ran = len(report.findings) - counts["skipped"]
-    rest = [f"{counts[word]} {word}" for word in ("warned", "skipped") if counts[word]]
     if not report.findings:
         return f"DONE {name}"
-    if not report.passed:
-        head = f"FAILED {name}: {counts['failed']} of {plural(ran, 'check')} failed"
-    elif ran:
-        head = f"PASSED {name}: {plural(ran, 'check')} held"
-    else:
-        return f"NOTHING CHECKED {name}: {plural(len(report.findings), 'check')} skipped"
-    return ", ".join([head, *rest])
+    word = "PASSED" if report.passed else "FAILED"
+    if report.nothing_checked:
+        word = "NOTHING CHECKED"
+    order = [w for w in ("failed", "passed", "warned", "skipped") if counts[w]]
+    first, *rest = order
+    head = f"{word} {name}: {plural(counts[first], 'check', ',')} {first}"
+    return ", ".join([head, *(f"{count(counts[w])} {w}" for w in rest)])
 
 
 def outcome(report: Report) -> str:

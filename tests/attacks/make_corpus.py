@@ -194,10 +194,10 @@ def entries() -> Iterator[Case]:
         ("offsets-true", entry("U8", [1], False, True), "not two byte counts"),
         ("offsets-2-64", entry("U8", [1], 0, 1 << 64), "not two byte counts"),
         ("offsets-reversed", entry("U8", [1], 1, 0), "are reversed"),
-        ("offsets-past-end", entry("U8", [2], 0, 2), "past the 1 bytes of data"),
-        ("bytes-too-few", entry("U16", [1], 0, 1), "1 bytes for U16 [1], which takes 2"),
-        ("bytes-too-many", entry("U8", [0], 0, 1), "1 bytes for U8 [0], which takes 0"),
-        ("sub-byte-odd", entry("F4", [1], 0, 1), "1 bytes for F4 [1]"),
+        ("offsets-past-end", entry("U8", [2], 0, 2), "past the 1 byte of data"),
+        ("bytes-too-few", entry("U16", [1], 0, 1), "1 byte for U16 [1], which takes 2"),
+        ("bytes-too-many", entry("U8", [0], 0, 1), "1 byte for U8 [0], which takes 0"),
+        ("sub-byte-odd", entry("F4", [1], 0, 1), "1 byte for F4 [1]"),
         ("extra-key", {**entry("U8", [1], 0, 1), "note": "fine"}, ""),
     ]:
         yield Case(f"entry-{word}", of({"x": value}, b"\0"), reason)
@@ -211,7 +211,7 @@ def covers() -> Iterator[Case]:
         ("inside", [(0, 8), (2, 4)], "of tensor 'b' overlap tensor 'a'"),
         ("gap", [(0, 4), (5, 8)], "of tensor 'b' leave a gap after tensor 'a'"),
         ("gap-first", [(1, 4), (4, 8)], "of tensor 'a' leave a gap after the header"),
-        ("behind", [(0, 4), (4, 7)], "1 bytes behind the last tensor"),
+        ("behind", [(0, 4), (4, 7)], "1 byte behind the last tensor"),
         ("zero-size-inside", [(0, 8), (4, 4)], "of tensor 'b' overlap tensor 'a'"),
         ("other-order", [(4, 8), (0, 4)], ""),
         ("zero-size", [(0, 8), (8, 8)], ""),
@@ -221,7 +221,7 @@ def covers() -> Iterator[Case]:
             for name, (begin, end) in zip("ab", spans, strict=True)
         }
         yield Case(f"cover-{word}", of(tensors, b"\0" * 8), reason)
-    yield Case("cover-data-without-tensors", raw(framed(b"{}", b"\0")), "1 bytes behind")
+    yield Case("cover-data-without-tensors", raw(framed(b"{}", b"\0")), "1 byte behind")
 
 
 def metadata() -> Iterator[Case]:

@@ -110,7 +110,7 @@ def test_what_is_said_of_log_probabilities(cli: Cli, tmp_path: Path) -> None:
     said = cli("reconstruct", *world.argv).out
     assert "13 log-probabilities are compared; left out: 3 first tokens" in said
     assert "8 padding" in said
-    assert "least multiple of the tolerance" in said
+    assert "worst error / its tolerance" in said
 
 
 @pytest.mark.parametrize("filler", [0.0, 1.0, float("nan"), float("-inf"), -1.0])

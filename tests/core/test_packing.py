@@ -65,7 +65,7 @@ def test_tensor_offsets_give_what_tuples_give() -> None:
     [
         (lambda: pack_input_ids(IDS, (0, 5, 8), (0, 8, 14), 0, 2), r"sequence 1 .* 6.* 4 \(2 x"),
         (lambda: pack_input_ids(IDS, (0, 5, 8), (0, 4, 8)), r"sequence 0 has 5 real .* of 4"),
-        (lambda: pack_input_ids(IDS, (0, 5), (0, 8)), r"1 sequences but the batch has 2 rows"),
+        (lambda: pack_input_ids(IDS, (0, 5), (0, 8)), r"1 sequence but the batch has 2 rows"),
         (lambda: pack_input_ids(IDS, (0, 5, 8), (0, 8)), r"3 entries and cu_seqlens_padded 2"),
         (lambda: pack_input_ids(IDS, (1, 5, 8), (0, 8, 12)), r"cu_seqlens starts at 1"),
         (lambda: pack_input_ids(IDS, (0, 5, 3), (0, 8, 12)), r"falls from 5 to 3 at entry 2"),

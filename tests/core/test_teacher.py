@@ -342,7 +342,7 @@ def heads_and(**more: object) -> dict[str, Any]:
         (heads_and(teacher_output_layer_weight_by_index=None), "no teacher head is loaded"),
         (heads_and(teacher_output_layer_weight_by_index={}), "no teacher head is loaded"),
         (heads_and(teacher_index=None), "2 teacher heads are loaded but no teacher_index"),
-        (heads_and(teacher_index=INDEX[:1]), "1 entries for 3 rows"),
+        (heads_and(teacher_index=INDEX[:1]), "1 entry for 3 rows"),
         (
             heads_and(teacher_index=torch.tensor([7, 5, 3])),
             r"row 1 names teacher 5, whose head is not loaded \(loaded: 3, 7\)",
@@ -418,7 +418,7 @@ def test_a_pack_that_does_not_fit_the_student_is_refused() -> None:
             cu_seqlens_padded=[0, 2, 8],
         )
     for tags in ([3], [3, 7, 3]):
-        with pytest.raises(ValueError, match=f"{len(tags)} entries for 2 segments"):
+        with pytest.raises(ValueError, match=rf"{len(tags)} entr(y|ies) for 2 segments"):
             reconstruct(
                 HIDDEN[:1],
                 student=(1, 6, 8),

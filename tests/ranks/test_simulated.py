@@ -157,7 +157,7 @@ def test_a_message_wider_than_its_receiver_expects_is_an_error() -> None:
 
 
 def test_a_message_too_few_is_an_error_that_counts_them() -> None:
-    with pytest.raises(InputError, match=r"rank 0 has 1 tensors to send in a group of 2"):
+    with pytest.raises(InputError, match=r"rank 0 has 1 tensor to send in a group of 2"):
         run_simulated(2, lambda g: g.all_to_all([torch.zeros(2)]))
 
 

@@ -63,14 +63,23 @@ def test_full_folds_messages_to_the_width_of_a_terminal() -> None:
     text = render(Report(command="verify-pack", findings=(long,)), "full", width=80)
     assert text.count("word") == 60
     assert max(map(len, text.splitlines())) <= 80
-    assert len(render(Report(command="verify-pack", findings=(long,)), "full").splitlines()) == 5
+
+
+def test_full_folds_long_messages_off_a_terminal_too_and_breaks_no_name() -> None:
+    name = "a_name_of_more_than_a_hundred_and_twenty_columns-with-hyphens/" * 3
+    message = f"{name} " + "mask-not-shifted " * 20
+    long = Finding(code="OPD101", name="x", status="fail", message=message)
+    rows = render(Report(command="verify-pack", findings=(long,)), "full").splitlines()
+    assert sum(row.count("mask-not-shifted") for row in rows) == 20
+    assert [row for row in rows if len(row) > 120] == [row for row in rows if name in row]
+    assert len([row for row in rows if name in row]) == 1
 
 
 def test_full_has_one_line_a_check_off_a_terminal_and_the_verdict_last() -> None:
     rows = render(FAILING, "full").splitlines()
     for finding in FAILING.findings:
         assert len([row for row in rows if row[3:].startswith(finding.code)]) == 1
-    assert rows[-1].startswith("FAILED verify-mask: 1 of 3 checks failed")
+    assert rows[-1].startswith("FAILED verify-mask: 1 check failed, 1 passed, 1 warned, 1 skipped")
 
 
 def test_full_aligns_counts_on_the_right() -> None:
@@ -108,7 +117,7 @@ def test_concise_has_a_line_for_each_finding_that_did_not_pass_and_no_other() ->
     ]  # fmt: skip
     rows = concise(FAILING, failures_alone=True).splitlines()
     assert [row.split()[0] for row in rows] == ["fail", "diagnosis", "diagnosis", "FAILED"]
-    assert render(PASSING, "concise") == "PASSED verify-mask: 2 checks held\n"
+    assert render(PASSING, "concise") == "PASSED verify-mask: 2 checks passed\n"
 
 
 @pytest.mark.parametrize("report", [FAILING, PASSING, HOSTILE])
@@ -240,3 +249,35 @@ def test_a_report_without_findings_is_done_and_one_of_skips_checked_nothing() ->
     skip = Finding(code="OPD301", name="n", status="skip", message="no mask")
     text = render(Report(command="verify-mask", findings=(skip,)), "concise")
     assert text.splitlines()[-1] == "NOTHING CHECKED verify-mask: 1 check skipped"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ("pass", "PASSED x: 1 check passed"),
+        ("pass pass warn", "PASSED x: 2 checks passed, 1 warned"),
+        ("warn", "PASSED x: 1 check warned"),
+        ("warn skip skip", "PASSED x: 1 check warned, 2 skipped"),
+        ("skip skip", "NOTHING CHECKED x: 2 checks skipped"),
+        ("fail", "FAILED x: 1 check failed"),
+        ("fail fail pass warn skip", "FAILED x: 2 checks failed, 1 passed, 1 warned, 1 skipped"),
+        ("pass " * 1200, "PASSED x: 1,200 checks passed"),
+    ],
+)
+def test_the_verdict_counts_every_check_once_under_what_became_of_it(
+    statuses: str, said: str
+) -> None:
+    findings = tuple(
+        Finding(code="OPD301", name="n", status=status, message="m")  # type: ignore[arg-type]
+        for status in statuses.split()
+    )
+    assert findings
+    assert render(Report(command="x", findings=findings), "concise").splitlines()[-1] == said
+
+
+def test_junit_gives_no_times() -> None:
+    # An invented 0 would be averaged by what reads it; a true one would differ on every run.
+    suite = ElementTree.fromstring(render(FAILING, "junit"))
+    elements = list(suite.iter())
+    assert len(elements) > 5
+    assert not [element.tag for element in elements if "time" in element.attrib]

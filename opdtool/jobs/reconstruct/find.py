@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.checkpoints import (
     HEAD,
     NORMS,
@@ -199,7 +200,8 @@ def find_sharded(
     for (t, _), at in places.items():
         if at.shape[2] != widths[t]:
             raise InputError(
-                f"{what} {at.path} has {at.shape[2]} columns, but {places[t, 0].path}, the same "
+                f"{what} {at.path} has {plural(at.shape[2], 'column')}, but {places[t, 0].path}, "
+                "the same "
                 f"shard of the vocabulary, {widths[t]}"
             )
     starts = np.cumsum([0, *widths]).tolist()

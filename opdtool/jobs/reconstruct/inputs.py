@@ -15,6 +15,7 @@ from opdtool.core.offsets import Ints, as_offsets
 from opdtool.core.rebuild import TokenGrid
 from opdtool.core.teacher import check_heads, check_multipliable, check_routes
 from opdtool.core.vocab import ids_from_d2t
+from opdtool.core.words import plural
 from opdtool.io.checkpoints import open_draft
 from opdtool.io.lengths import read_lengths
 from opdtool.io.tensors import TensorSource, check_renames, open_tensors
@@ -135,7 +136,8 @@ def _layout(
         padded = job.student_seq_len or -(-S // multiple) * multiple
         if padded < S:
             raise InputError(
-                f"--student-seq-len is {padded}, but {payload.name} has {S} positions; the "
+                f"--student-seq-len is {padded}, but {payload.name} has {plural(S, 'position')}; "
+                "the "
                 "student's sequence must hold the payload"
             )
         if padded % multiple:
@@ -148,7 +150,8 @@ def _layout(
         return layout, TokenGrid(width=S), _lengths(source, job, B, S, used)
     if B != 1:
         raise InputError(
-            f"{payload.name} has {B} rows; --packed is for a payload [1, T, H]: leave it out"
+            f"{payload.name} has {plural(B, 'row')}; --packed is for a payload [1, T, H]: leave it "
+            "out"
         )
     if "cu_seqlens_padded" not in source:
         raise InputError(f"{job.payload} holds no cu_seqlens_padded, which --packed needs")
@@ -184,7 +187,7 @@ def _lengths(source: TensorSource, job: ReconstructJob, B: int, S: int, used: se
             if len(long):
                 raise InputError(
                     f"{path}: {name} gives row {long[0]} {lengths[long[0]]} tokens, but the "
-                    f"payload has {S} positions; give the lengths of the same batch"
+                    f"payload has {plural(S, 'position')}; give the lengths of the same batch"
                 )
             return lengths
     return np.full(B, S, np.int64)
@@ -253,7 +256,8 @@ def _heads(
         tags.append(tags[0])  # a tail segment holds no tokens: any head will do
     if len(tags) != units:
         raise InputError(
-            f"{job.payload}: {INDEX} has {len(tags)} entries for {units} {word}s; expected one a "
+            f"{job.payload}: {INDEX} has {plural(len(tags), 'entry')} for {plural(units, word)}; "
+            "expected one a "
             f"{word}"
         )
     with naming(job.payload):

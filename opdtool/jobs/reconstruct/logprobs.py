@@ -272,12 +272,12 @@ def scores_table(stats: Mapping[str, Any]) -> Table:
         ("mean error", format_number(stats["mean_abs_error"]), ""),
         ("allowed, median", format_number(stats["allowed"]["median"]), ""),
         ("allowed, greatest", format_number(stats["allowed"]["max"]), ""),
-        ("least --atol that passes alone", format_number(least["atol"]), ""),
-        ("least --rtol that passes alone", format_number(least["rtol"]), ""),
+        ("least --atol that would pass", format_number(least["atol"]), "without --rtol"),
+        ("least --rtol that would pass", format_number(least["rtol"]), "without --atol"),
         (
-            "least multiple of the tolerance",
+            "worst error / its tolerance",
             format_number(least["multiple"]),
-            where(worst["place"]),
+            f"passes up to 1; {where(worst['place'])}",
         ),
     )
     return Table(

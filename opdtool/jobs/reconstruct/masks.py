@@ -13,6 +13,7 @@ from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import draft_token_mask, token_weights
 from opdtool.core.offsets import Ints
+from opdtool.core.words import plural
 from opdtool.io.tensors import TensorSource, open_tensors
 from opdtool.jobs.reconstruct.find import integers
 from opdtool.jobs.reconstruct.job import ReconstructJob
@@ -54,7 +55,8 @@ def slot_weights(
             return _rolled(plan.layout, packed) * _real(plan, plan.lengths), True
         if mask.ndim != 2 or len(mask) != len(plan.lengths):
             raise InputError(
-                f"token_mask has shape {list(mask.shape)}, but the payload has {plan.rows} rows of "
+                f"token_mask has shape {list(mask.shape)}, but the payload has "
+                f"{plural(plan.rows, 'row')} of "
                 f"{plan.grid.width}; give the masks of the same batch"
             )
         weights = token_weights(mask, None if factor is None else factor.to(torch.float64))
@@ -83,10 +85,10 @@ def segment_rows(plan: Plan, sources: Sequence[TensorSource], rows: int, name: s
     index = first_with(sources, "sequence_index")
     if index is None:
         found = np.arange(rows, dtype=np.int64)
-        told = f"{rows} rows and there is no sequence_index"
+        told = f"{plural(rows, 'row')} and there is no sequence_index"
     else:
         found = integers(index, "sequence_index").reshape(-1).numpy()
-        told = f"sequence_index has {len(found)} entries"
+        told = f"sequence_index has {plural(len(found), 'entry')}"
         outside = np.flatnonzero((found < 0) | (found >= rows))
         if len(outside):
             raise InputError(
@@ -95,7 +97,7 @@ def segment_rows(plan: Plan, sources: Sequence[TensorSource], rows: int, name: s
             )
     if len(found) not in (units, units - tail):
         raise InputError(
-            f"{name}: {told}, but the pack has {units} segments; expected one for each"
+            f"{name}: {told}, but the pack has {plural(units, 'segment')}; expected one for each"
         )
     return np.append(found, np.full(units - len(found), -1, np.int64))
 
@@ -124,7 +126,7 @@ def _filled(plan: Plan, packed: torch.Tensor, name: str) -> Floats:
     out = np.zeros(plan.layout.total)
     if len(packed) > len(out):
         raise InputError(
-            f"{name} has {len(packed)} slots, but cu_seqlens_padded ends at {len(out)}"
+            f"{name} has {plural(len(packed), 'slot')}, but cu_seqlens_padded ends at {len(out)}"
         )
     out[: len(packed)] = packed.numpy()
     return out

@@ -157,4 +157,4 @@ def _greatest(
         if greatest.place is not None and greatest.value > best.value:
             best = greatest
             where = located(plan, part, greatest.place)
-    return max(best.value, 0.0), where
+    return max(best.value, 0.0) + 0.0, where  # no -0

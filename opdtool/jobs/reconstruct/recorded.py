@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opdtool.core.bounds import precision_behind
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.io.tensors import open_tensors
 from opdtool.jobs.reconstruct.bounds import plan_bound
 from opdtool.jobs.reconstruct.find import find_sharded
@@ -48,7 +49,7 @@ def with_logits(
             _check_gathered(plan, student)
         elif student.width not in (plan.real, plan.columns) or student.uneven:
             raise InputError(
-                f"--student has {student.width} columns, but {plan.real} are rebuilt; "
+                f"--student has {plural(student.width, 'column')}, but {plan.real} are rebuilt; "
                 "divergences need the same vocabulary on both sides"
             )
         plan = replace(plan, student=student)
@@ -90,7 +91,8 @@ def _check_positions(plan: Plan, side: Sharded) -> None:
 def _check_gathered(plan: Plan, side: Sharded) -> None:
     if side.width < plan.vocabulary:
         raise InputError(
-            f"{side.what} has {side.width} columns; expected the {plan.real} draft columns or the "
+            f"{side.what} has {plural(side.width, 'column')}; expected the {plan.real} draft "
+            "columns or the "
             f"whole vocabulary of {plan.vocabulary}"
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from opdtool.checks import teacher as checks
+from opdtool.core.words import plural
 from opdtool.findings import Bars, Diagnosis, Finding, Report, Scalar, Section, Table
 from opdtool.jobs.reconstruct.figures import format_number, number
 from opdtool.jobs.reconstruct.job import ReconstructJob
@@ -86,7 +87,7 @@ def make_report(
 def _notes(job: ReconstructJob, plan: Plan) -> list[str]:
     notes = []
     if job.output is not None:
-        notes.append(f"wrote {plan.tp_size * plan.cp_size} files to {job.output}")
+        notes.append(f"wrote {plural(plan.tp_size * plan.cp_size, 'file')} to {job.output}")
     if plan.kind == "logits" and job.heads:
         notes.append("the payload is logits: no head was used")
     if plan.columns > plan.real:
@@ -196,7 +197,8 @@ def _reference_figures(plan: Plan, found: Compared) -> dict[str, Any]:
 
 def _reference_table(figures: Mapping[str, Any]) -> Table:
     def shown(entry: Mapping[str, Any]) -> tuple[str, str]:
-        place = entry["place"] or {}
+        # Where nothing differs no place is the worst.
+        place = (entry["place"] or {}) if entry["value"] else {}
         where = ", ".join(
             f"{key} {value}" for key, value in place.items() if key not in ("expected", "actual")
         )
@@ -210,9 +212,9 @@ def _reference_table(figures: Mapping[str, Any]) -> Table:
         ("top-1 agreement", f"{100 * float(figures['top1_agreement']):.4g} %", ""),
         ("KL(reference || rebuilt), mean", format_number(figures["kl"]["mean"]), ""),
         ("KL(reference || rebuilt), greatest", *shown(figures["kl"]["max"])),
-        ("least --atol that passes alone", format_number(least["atol"]), ""),
-        ("least --rtol that passes alone", format_number(least["rtol"]), ""),
-        ("least multiple of the tolerance", format_number(least["multiple"]), ""),
+        ("least --atol that would pass", format_number(least["atol"]), "without --rtol"),
+        ("least --rtol that would pass", format_number(least["rtol"]), "without --atol"),
+        ("worst error / its tolerance", format_number(least["multiple"]), "passes up to 1"),
     )
     return Table(
         title="rebuilt against reference",

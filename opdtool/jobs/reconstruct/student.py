@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from opdtool.checks import teacher as checks
+from opdtool.core.words import plural
 from opdtool.findings import Finding, Table
 from opdtool.jobs.reconstruct.figures import format_number, number
 from opdtool.jobs.reconstruct.merge import Part
@@ -82,7 +83,8 @@ def divergence_table(stats: Mapping[str, Any]) -> Table:
         where = f"sequence {place['sequence']}, position {place['position']}" if place else ""
         rows.append((name, format_number(entry["mean"]), format_number(entry.get("max")), where))
     return Table(
-        title=f"student against teacher, in nats, over {stats['positions']:,} positions "
+        title=f"student against teacher, in nats, over "
+        f"{plural(stats['positions'], 'position', ',')} "
         f"weighed by {stats['weighted_by']}",
         columns=("figure", "mean", "greatest", "where"),
         rows=tuple(rows),

@@ -36,6 +36,7 @@ from opdtool.checks.recipes_values import Slots, as_keys
 from opdtool.checks.room import DEFAULT, Room
 from opdtool.checks.strips import strip_of
 from opdtool.core.errors import InputError
+from opdtool.core.words import plural
 from opdtool.findings import Report, Section, Status
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.tensors import TORCH_DTYPES, check_renames
@@ -242,7 +243,7 @@ def check_pack(run: PackRun, pack: DumpPack) -> None:
             message = f"{found} slots a rank; {first} has {sizes}"
             run.note(pack.name, "OPD207", "fail", message, name)
             continue
-        run.note(pack.name, "OPD207", "pass", f"{sum(sizes)} slots", name)
+        run.note(pack.name, "OPD207", "pass", f"{plural(sum(sizes), 'slot')}", name)
         if name == MASK:
             good &= _check_mask(run, pack, outcome, shape, whole)
             continue
