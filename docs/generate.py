@@ -4,16 +4,14 @@
 
 ``checks.md`` comes from the registry of checks and faults, ``commands.md`` from the commands'
 own options. In every other page, and in the README, each command of a ``console`` block is run
-in a copy of the example data, and what it prints is put below it. A test holds the pages to
-what this makes.
+in the folder that ``opdtool demo`` writes, and what it prints is put below it. A test holds the
+pages to what this makes.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -168,11 +166,12 @@ def _cell(text: str) -> str:
 
 
 def workspace(folder: Path) -> Path:
-    """A copy of the example data, as ``opdtool demo`` writes it, in ``folder``."""
-    from opdtool.cli.demo import write_data
-
-    shutil.copytree(ROOT / "fixtures", folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    write_data(folder, force=True)
+    """What ``opdtool demo`` leaves in ``folder``, with the checkout's ``docs`` beside it."""
+    demo = [sys.executable, "-m", "opdtool", "demo", str(folder)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OPDTOOL_")}
+    subprocess.run(demo, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    if not (docs := folder.parent / "docs").exists():
+        docs.symlink_to(DOCS)
     return folder
 
 
@@ -254,18 +253,11 @@ def written_pages() -> list[Path]:
 
 
 def prepare(text: str, folder: Path) -> None:
-    """What a page asks for before its commands are run: ``<!-- prepare: COMMAND -->``.
-
-    ``python`` blocks whose first line is a comment with a file's name become that file.
-    """
+    """``python`` blocks whose first line is a comment with a file's name become that file."""
     for block in fenced(text, "python"):
         name = re.match(r"# (\w+\.py)\n", block)
         if name:
             (folder / name[1]).write_text(block, encoding="utf-8")
-    for command in re.findall(r"<!-- prepare: (.*?) -->", text):
-        argv = [sys.executable, *shlex.split(command)[1:]]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
-        subprocess.run(argv, cwd=folder, env=env, check=True, timeout=300)
 
 
 def remade(page: Path) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from docs import generate
 from opdtool.checks.registry import checks, faults
+from opdtool.cli.demo import STEPS
 from opdtool.cli.start import COMMANDS
 from tests.cli.conftest import Cli
 
@@ -146,6 +147,44 @@ def test_the_commands_of_the_ci_recipes_pass_on_the_example_data(tmp_path: Path)
 
 def sh_blocks(page: str) -> list[str]:
     return generate.fenced((generate.DOCS / page).read_text(), "sh")
+
+
+def bash_blocks_of_the_readme() -> list[str]:
+    return generate.fenced((generate.ROOT / "README.md").read_text(), "bash")
+
+
+def test_the_readme_s_commands_stand_in_the_folder_that_it_makes_first() -> None:
+    text = (generate.ROOT / "README.md").read_text()
+    make, enter, *_ = bash_blocks_of_the_readme()
+    assert "make demo" in make
+    assert enter.splitlines() == [
+        ". .venv/bin/activate",
+        "opdtool demo first-steps && cd first-steps",
+    ]
+    assert text.index(enter) < text.index("```console")
+
+
+@pytest.mark.slow
+def test_the_readme_s_commands_for_ranks_run_in_that_folder(tmp_path: Path) -> None:
+    blocks = [block for block in bash_blocks_of_the_readme() if "torchrun" in block]
+    assert blocks
+    folder = generate.workspace(tmp_path / "data")
+    outputs = generate.run_commands([f"{block.strip()}; echo exit $?" for block in blocks], folder)
+    for block, output in zip(blocks, outputs, strict=True):
+        assert output.splitlines()[-1] == "exit 0", block + "\n" + output
+
+
+def test_all_pages_can_be_followed_in_one_folder() -> None:
+    # No two pages write the same name, nor one that the demo has written.
+    output = re.compile(r"-o (\S+)")
+    written = {name: "demo" for step in STEPS for name in output.findall(step.line)}
+    assert set(written) == {"packs", "mask.safetensors"}
+    for page in PAGES:
+        for block in generate.fenced(page.read_text(), "console", "sh", "bash"):
+            for name in output.findall(block):
+                assert name not in written, f"{page.name} writes {name}, as {written[name]} does"
+                written[name] = page.name
+    assert len(written) > 10
 
 
 @pytest.mark.slow

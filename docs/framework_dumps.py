@@ -1,10 +1,17 @@
-"""Makes what the hooks of ``docs/frameworks.md`` are given, from the example data, and calls
-them: run in a copy of it, with the page's ``hooks_*.py`` beside it."""
+"""Dumps like those of each framework, without the frameworks.
+
+    cd first-steps                       # what `opdtool demo first-steps` writes
+    python ../docs/framework_dumps.py
+
+Takes the hooks out of ``frameworks.md``, gives them what a trainer would, made from the example
+data of the working directory, and writes there the dumps that the page checks.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,8 +41,14 @@ def main() -> None:
 
 
 def hook(framework: str) -> Any:
-    """The page's own functions."""
-    return import_module(f"hooks_{framework}")
+    """The page's own functions: the block whose first line is ``# hooks_FRAMEWORK.py``."""
+    page = Path(__file__).with_name("frameworks.md").read_text(encoding="utf-8")
+    block = re.search(rf"^```python\n(# hooks_{framework}\.py\n.*?)^```$", page, re.M | re.S)
+    if block is None:
+        raise RuntimeError(f"frameworks.md has no block hooks_{framework}.py")
+    names: dict[str, Any] = {}
+    exec(block[1], names)
+    return SimpleNamespace(**names)
 
 
 def mask_of(batch: dict[str, Tensor]) -> Tensor:
