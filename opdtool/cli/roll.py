@@ -75,7 +75,7 @@ def command(
             for other in others:
                 if other != name:
                     out.write(other, source.read(other))
-            where = as_offsets(offsets)
+            where = as_offsets(offsets, "cu_seqlens_padded")
             for start, piece in _rolled(source, name, where, dim, piece_bytes, on):
                 out.write(name, piece, *[0] * dim, start)
     if not quiet:

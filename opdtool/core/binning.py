@@ -26,7 +26,7 @@ from opdtool.core.binning_classes import (
 )
 from opdtool.core.binning_spread import spread
 from opdtool.core.errors import InputError
-from opdtool.core.offsets import Ints
+from opdtool.core.offsets import Ints, as_offsets
 from opdtool.core.words import plural
 
 Algorithm = Literal["concat", "ffd", "ffs", "mffd", "bfd"]
@@ -95,8 +95,10 @@ def pack_bins(
         InputError: a row is longer than the capacity or shorter than 1, an option is out of
             its range, or there are fewer rows than the bins wanted.
     """
-    lengths = np.ascontiguousarray(lengths, dtype=np.int64)
+    lengths = as_offsets(lengths, "lengths")
     _check_request(lengths, capacity, algorithm, min_bins, bins_multiple_of)
+    if seed < 0:
+        raise InputError(f"seed is {seed}; it must be at least 0")
     if algorithm == "concat":
         bin_of, count = concatenate(lengths, capacity)
     elif algorithm == "ffs":
@@ -161,8 +163,6 @@ def _check_request(
     ):
         if value < 1:
             raise InputError(f"{name} is {value}; it must be at least 1")
-    if lengths.ndim != 1:
-        raise InputError(f"lengths have shape {list(lengths.shape)}; expected [N]")
     if not len(lengths):
         return
     shortest, longest = int(lengths.argmin()), int(lengths.argmax())

@@ -60,7 +60,8 @@ class PackedLayout:
 
     def __post_init__(self) -> None:
         check_cp_rank(0, self.cp_size)
-        for name in ("cu_seqlens", "cu_seqlens_padded"):
+        # A pack whose real and padded offsets are one vector was given the padded ones.
+        for name in ("cu_seqlens_padded", "cu_seqlens"):
             check_offsets(name, getattr(self, name))
         if len(self.cu_seqlens) != len(self.cu_seqlens_padded):
             raise InputError(
@@ -91,11 +92,12 @@ class PackedLayout:
         sequence_index: CuSeqlens | None = None,
     ) -> PackedLayout:
         """The layout that given offsets describe; segments are rows 0..N-1 without an index."""
-        real, padded = as_offsets(cu_seqlens), as_offsets(cu_seqlens_padded)
+        padded = as_offsets(cu_seqlens_padded, "cu_seqlens_padded")
+        real = padded if cu_seqlens is cu_seqlens_padded else as_offsets(cu_seqlens, "cu_seqlens")
         if sequence_index is None:
             index = np.arange(max(len(real) - 1, 0), dtype=np.int64)
         else:
-            index = as_offsets(sequence_index)
+            index = as_offsets(sequence_index, "sequence_index")
         return cls(cu_seqlens=real, cu_seqlens_padded=padded, cp_size=cp_size, sequence_index=index)
 
     @property
@@ -380,13 +382,15 @@ class PackGeometry:
         Raises:
             InputError: a negative length, or ``pad_packed_to`` is too small.
         """
-        real = as_offsets(lengths)
+        real = as_offsets(lengths, "lengths")
         if len(real) and real.min() < 0:
             raise InputError(f"length {int(np.argmin(real))} is {real.min()}, below 0")
         physical = self.padded(real)
         tail = self.padded_total(int(physical.sum())) - int(physical.sum())
-        index = as_offsets(
-            np.arange(len(real), dtype=np.int64) if sequence_index is None else sequence_index
+        index = (
+            np.arange(len(real), dtype=np.int64)
+            if sequence_index is None
+            else as_offsets(sequence_index, "sequence_index")
         )
         if tail and self.tail == "absorb" and len(real):
             physical[-1] += tail

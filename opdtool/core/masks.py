@@ -47,7 +47,7 @@ def pack_rolled_draft_token_mask(
         InputError: shapes or cumulative lengths that do not belong together.
     """
     weights = token_weights(token_mask, sample_mask)
-    offsets = as_offsets(cu_seqlens_padded)
+    offsets = as_offsets(cu_seqlens_padded, "cu_seqlens_padded")
     packed = pack_input_ids(weights, cu_seqlens, offsets)
     return roll_packed_seq_dim(packed, offsets, seq_dim=1)
 

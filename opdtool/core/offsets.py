@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,60 @@ Ints = npt.NDArray[np.int64]
 CuSeqlens = Sequence[int] | Tensor | Ints
 
 
-def as_offsets(values: CuSeqlens) -> Ints:
-    """Cumulative lengths as an int64 array [N+1]; a tensor costs one synchronisation."""
+def as_offsets(values: CuSeqlens, name: str = "cu_seqlens") -> Ints:
+    """Cumulative lengths (or lengths, or row numbers) as an int64 array [N].
+
+    A tensor costs one synchronisation. ``name`` begins every refusal.
+
+    Raises:
+        InputError: no vector, no integers (bool is none), or one past int64. A cast would
+            take each of them for another number in silence.
+    """
     if isinstance(values, Tensor):
-        values = values.detach().cpu().to(torch.int64).numpy()
-    return np.ascontiguousarray(values, dtype=np.int64)
+        if not _is_integer(values.dtype):
+            raise InputError(f"{name} holds {values.dtype}; expected integers")
+        found = values.detach().cpu().numpy()
+    elif isinstance(values, np.ndarray):
+        if values.dtype.kind not in "iu":
+            raise InputError(f"{name} holds {values.dtype}; expected integers")
+        found = values
+    else:
+        found = _array_of(values, name)
+    if found.ndim != 1:
+        raise InputError(f"{name} has shape {list(found.shape)}; expected a vector of integers")
+    if found.dtype == np.uint64 and len(found) and found.max() > _LARGEST:
+        _refuse_past_int64(name, found.tolist())
+    return np.ascontiguousarray(found, dtype=np.int64)
+
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _refuse_past_int64(name: str, values: Sequence[int]) -> NoReturn:
+    at = next(i for i, value in enumerate(values) if not -_LARGEST - 1 <= value <= _LARGEST)
+    raise InputError(f"{name} holds {values[at]} at entry {at}, past int64")
+
+
+def _array_of(values: Sequence[int], name: str) -> npt.NDArray[Any]:
+    """A Python sequence as an integer array. numpy takes True for 1, and integers that no
+    dtype of its own holds for floats or objects."""
+    try:
+        found: npt.NDArray[Any] = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{name} is no vector of integers") from error
+    if found.size == 0 or found.ndim != 1:
+        return found.astype(np.int64) if found.size == 0 else found
+    none = (bool, np.bool_)
+    if found.dtype.kind in "iu" and not set(map(type, values)).intersection(none):
+        return found
+    for value in values:
+        if isinstance(value, none) or not hasattr(value, "__index__"):
+            raise InputError(f"{name} holds {type(value).__name__}; expected integers")
+    _refuse_past_int64(name, values)
 
 
 def runs(start: Ints, count: Ints) -> Ints:

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout
-from opdtool.core.offsets import CuSeqlens, Ints, Pieces, as_offsets, runs
+from opdtool.core.offsets import CuSeqlens, Ints, Pieces, as_offsets, check_offsets, runs
 from opdtool.core.words import plural
 
 _COPY_RUN = 64
@@ -75,7 +76,7 @@ def fill_pieces(
 
 def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
     """A tensor of ``slots`` rows, zero but for the runs copied from ``flat``."""
-    if flat.requires_grad or flat.device.type != "cpu" or flat.element_size() not in _BYTE_VIEWS:
+    if differentiated(flat) or flat.device.type != "cpu" or flat.element_size() not in _BYTE_VIEWS:
         return _fill_on_device(flat, dst, src, count, slots)
     # On the host numpy moves plain integers of the same size: no thread pool to wake, every
     # dtype alike.
@@ -85,6 +86,19 @@ def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor
         long = int(count.sum()) * source[0].size >= _COPY_RUN * len(dst)
         (_copy_runs if long else _gather_runs)(out, source, dst, src, count)
     return torch.from_numpy(out).view(flat.dtype)
+
+
+def differentiated(tensor: Tensor) -> bool:
+    """Whether a derivative of any kind is taken through ``tensor``: only torch's own operations
+    carry it, while its bits as integers, or in numpy, have none.
+
+    Backward it is ``requires_grad``; forward a tangent, or a wrapper of ``torch.func``.
+    """
+    return (
+        tensor.requires_grad
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+    )
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
@@ -115,11 +129,10 @@ def _gather_runs(out: Array, source: Array, dst: Ints, src: Ints, count: Ints) -
 
 
 def _fill_on_device(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor:
-    filled = int(count.sum())
-    if filled == 0:
-        return flat.new_zeros(slots, *flat.shape[1:])
+    # A rank whose window holds no token keeps its place in the graph too: its backward pass
+    # may be a collective that the other ranks wait in.
     values = flat.index_select(0, _device_runs(src, count, flat.device))
-    if filled == slots:
+    if len(values) == slots:
         return values
     out = flat.new_zeros(slots, *flat.shape[1:])
     return out.index_copy(0, _device_runs(dst, count, flat.device), values)
@@ -172,10 +185,12 @@ def _clamped_layout(
 ) -> PackedLayout:
     """The layout of min(actual, width) tokens a row: the last actual length may be inflated
     by the bin's padding, so offsets are rebuilt from the clamped lengths."""
-    real, padded = as_offsets(cu_seqlens), as_offsets(cu_seqlens_padded)
+    real = as_offsets(cu_seqlens, "cu_seqlens")
+    padded = as_offsets(cu_seqlens_padded, "cu_seqlens_padded")
     if len(real) == len(padded) and len(real) > 1:
         lengths = np.diff(real)
         if lengths.max() > width:
+            check_offsets("cu_seqlens", real)  # as they were given
             lengths = np.minimum(lengths, width)
             real = np.concatenate([real[:1], real[0] + np.cumsum(lengths)])
     return PackedLayout.from_cu_seqlens(real, padded, cp_size=cp_size)
@@ -194,7 +209,7 @@ def roll_packed_seq_dim(tensor: Tensor, cu_seqlens_padded: CuSeqlens, seq_dim: i
     """
     layout = rolled_layout(tensor.shape, cu_seqlens_padded, seq_dim)
     last = layout.cu_seqlens_padded[1:][layout.padded_lengths > 0] - 1
-    plain = tensor.requires_grad or tensor.element_size() not in _BYTE_VIEWS
+    plain = differentiated(tensor) or tensor.element_size() not in _BYTE_VIEWS
     values = tensor if plain else _as_integers(tensor)  # torch rolls not every dtype
     rolled = torch.roll(values, -1, seq_dim)
     rolled = rolled.index_fill(seq_dim, to_device(last, tensor.device), 0)
@@ -209,7 +224,7 @@ def rolled_layout(shape: Sequence[int], cu_seqlens_padded: CuSeqlens, seq_dim: i
     """
     if not -len(shape) <= seq_dim < len(shape):
         raise InputError(f"seq_dim {seq_dim} is no dimension of shape {list(shape)}")
-    offsets = as_offsets(cu_seqlens_padded)
+    offsets = as_offsets(cu_seqlens_padded, "cu_seqlens_padded")
     layout = PackedLayout.from_cu_seqlens(offsets, offsets)
     if shape[seq_dim] != layout.total:
         raise InputError(
@@ -226,8 +241,8 @@ def unpack(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) ->
     not hold are zero. ``unpack(pack(x)) == x`` on real tokens.
 
     Raises:
-        InputError: the pack has not T slots, a row is outside the batch, or a sequence is
-            longer than ``width``.
+        InputError: the pack has not T slots, a row is outside the batch or named twice, or a
+            sequence is longer than ``width``.
     """
     if packed_TF.shape[0] != layout.total:
         raise InputError(
@@ -236,6 +251,10 @@ def unpack(packed_TF: Tensor, layout: PackedLayout, *, rows: int, width: int) ->
         )
     n = layout.num_rows
     lengths, index = layout.lengths[:n], layout.sequence_index
+    named, times = np.unique(index, return_counts=True)
+    if len(named) < n:
+        twice = named[times > 1][0]
+        raise InputError(f"sequence_index names row {twice} twice; one segment of it would be lost")
     outside = index[(index < 0) | (index >= rows)]
     if len(outside):
         raise InputError(
@@ -259,28 +278,45 @@ def gather_cp(shards: Sequence[Tensor], layout: PackedLayout) -> Tensor:
     """The whole pack from its context-parallel shards: cp_size x [T/cp_size, ...] -> [T, ...].
 
     Raises:
-        InputError: not one shard a rank, or a shard without T / cp_size slots.
+        InputError: not one shard a rank, a shard without T / cp_size slots, or shards that
+            differ in dtype, device or their further dimensions.
     """
     if len(shards) != layout.cp_size:
         raise InputError(
             f"{plural(len(shards), 'shard')} for cp_size {layout.cp_size}; expected one a rank"
         )
+    _check_shards(shards, layout)
+    if layout.cp_size == 1:
+        return shards[0]
+    slots = [layout.global_slots(rank) for rank in range(layout.cp_size)]
+    if any(map(differentiated, shards)) or shards[0].element_size() not in _BYTE_VIEWS:
+        order = torch.cat(slots).argsort().to(shards[0].device)
+        return torch.cat(list(shards)).index_select(0, order)
+    # As integers: torch cannot copy unsigned and 8-bit float dtypes by index.
+    out = _as_integers(shards[0]).new_empty(layout.total, *shards[0].shape[1:])
+    for place, shard in zip(slots, shards, strict=True):
+        out.index_copy_(0, place.to(out.device), _as_integers(shard))
+    return out.view(shards[0].dtype)
+
+
+def _check_shards(shards: Sequence[Tensor], layout: PackedLayout) -> None:
+    first = shards[0]
     for rank, shard in enumerate(shards):
+        if shard.ndim == 0:
+            raise InputError(f"the shard of cp_rank {rank} has shape []; expected [T/cp_size, ...]")
         if shard.shape[0] != layout.local_total:
             raise InputError(
                 f"the shard of cp_rank {rank} has {plural(shard.shape[0], 'slot')}; expected "
                 f"{layout.local_total} (T {layout.total} / cp_size {layout.cp_size})"
             )
-    if layout.cp_size == 1:
-        return shards[0]
-    out = shards[0].new_empty(layout.total, *shards[0].shape[1:])
-    for rank, shard in enumerate(shards):
-        slots = layout.global_slots(rank).to(out.device)
-        if shard.requires_grad or shard.element_size() not in _BYTE_VIEWS:
-            out.index_copy_(0, slots, shard)
-        else:  # as integers: torch cannot copy unsigned and 8-bit float dtypes by index
-            _as_integers(out).index_copy_(0, slots, _as_integers(shard))
-    return out
+        mine, others = (
+            f"{each.dtype} {list(each.shape)} on {each.device}" for each in (shard, first)
+        )
+        if mine != others:
+            raise InputError(
+                f"the shard of cp_rank {rank} is {mine}, that of cp_rank 0 is {others}; "
+                "shards of one tensor are alike"
+            )
 
 
 def pack_positions(

@@ -10,7 +10,7 @@ import numpy as np
 from opdtool.core.binning import pack_bins
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout, PackGeometry
-from opdtool.core.offsets import Ints
+from opdtool.core.offsets import Ints, as_offsets
 from opdtool.core.words import plural
 
 _NAMED = 8
@@ -103,10 +103,14 @@ def plan_packs(
     """The microbatches of rows with these lengths, int64 [B].
 
     Raises:
-        InputError: no rows, rows of length 0 (unless ``drop_empty``), a row that does not
-            fit into ``max_tokens``, too few rows for the bins asked for, or a total that
-            ``pad_packed_to`` cannot hold.
+        InputError: a negative length, no rows, rows of length 0 (unless ``drop_empty``), a row
+            that does not fit into ``max_tokens``, too few rows for the bins asked for, or a
+            total that ``pad_packed_to`` cannot hold.
     """
+    lengths = as_offsets(lengths, "lengths")
+    below = np.flatnonzero(lengths < 0)
+    if len(below):
+        raise RowsError(f"{_rows(below)} of length {lengths[below[0]]}: a length is not below 0")
     empty = np.flatnonzero(lengths == 0)
     if len(empty) and not drop_empty:
         raise RowsError(
@@ -143,7 +147,7 @@ def bin_capacity(geometry: PackGeometry, max_tokens: int) -> int:
             )
         return geometry.pad_packed_to
     capacity = max_tokens // geometry.total_multiple * geometry.total_multiple
-    if capacity == 0:
+    if capacity < 1:
         raise InputError(
             f"--max-tokens {max_tokens} is less than {geometry.total_multiple}, the smallest "
             "total of this geometry"
