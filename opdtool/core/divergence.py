@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
-from opdtool.core.group import Group, group_rank_size
+from opdtool.core.group import as_group, group_rank_size
 
 VOCAB_SLICE = 8192
 """Columns taken at a time where nothing else decides."""
@@ -159,13 +159,22 @@ class DivergenceSums:
         self.student = SoftmaxSums(positions, device)
 
     def add(self, at: slice, teacher: Tensor, student: Tensor) -> None:
-        """Take in tiles [P', v] of both, any floating dtype, for the positions ``at``."""
+        """Take in tiles [P', v] of both, any floating dtype, for the positions ``at``.
+
+        Raises:
+            InputError: the tiles are not of one shape, or not of as many rows as ``at``.
+        """
         rows, columns = teacher.shape
-        start, _, _ = at.indices(len(self.teacher.peak))
-        step = max(1, TILE // max(columns, 1))
-        rooms = [torch.empty(min(step, rows), columns, device=teacher.device) for _ in range(5)]
-        for low in range(0, rows, step):
-            count = min(step, rows - low)
+        start, stop, step = at.indices(len(self.teacher.peak))
+        if student.shape != teacher.shape or step != 1 or stop - start != rows:
+            raise InputError(
+                f"tiles of shapes {list(teacher.shape)} and {list(student.shape)} are not those "
+                f"of positions [{start}, {stop}) in steps of {step}"
+            )
+        tile = max(1, TILE // max(columns, 1))
+        rooms = [torch.empty(min(tile, rows), columns, device=teacher.device) for _ in range(5)]
+        for low in range(0, rows, tile):
+            count = min(tile, rows - low)
             t, s, ahead, room, work = (room[:count] for room in rooms)
             some = slice(start + low, start + low + count)
             t.copy_(teacher[low : low + count])
@@ -209,12 +218,19 @@ def chunked_divergences(
     time. Each result has the shape [...].
 
     Raises:
-        InputError: the shapes differ, or a group that cannot exchange.
+        InputError: the shapes differ or have no columns, ``vocab_slice`` is below 1, or this
+            process is no member of the group.
     """
+    if vocab_slice < 1:
+        raise InputError(f"vocab_slice is {vocab_slice}; it must be at least 1 column")
     if teacher_logits.shape != student_logits.shape:
         raise InputError(
             f"teacher_logits has shape {list(teacher_logits.shape)} and student_logits "
             f"{list(student_logits.shape)}; divergences need the same positions and columns"
+        )
+    if teacher_logits.dim() == 0 or teacher_logits.shape[-1] == 0:
+        raise InputError(
+            f"the logits have shape {list(teacher_logits.shape)}; expected [..., V] with columns"
         )
     lead = teacher_logits.shape[:-1]
     with torch.no_grad():
@@ -235,25 +251,21 @@ def chunked_divergences(
 
 
 def _exchanged(sums: DivergenceSums, group: object | None) -> DivergenceSums:
-    _, size = group_rank_size(group)
+    _, size = group_rank_size(group, "vocab_parallel_group")
     if size == 1:
         return sums
     mine = torch.stack([sums.teacher.tensor(), sums.student.tensor()])
-    if isinstance(group, Group):
-        parts = group.all_gather(mine)
-    else:
-        parts = [torch.empty_like(mine) for _ in range(size)]
-        torch.distributed.all_gather(parts, mine, group=group)
-    merged = DivergenceSums(0)
-    for number, part in enumerate(parts):
-        piece = DivergenceSums(0)
-        piece.teacher = SoftmaxSums.of_tensor(part[0])
-        piece.student = SoftmaxSums.of_tensor(part[1])
-        if number == 0:
-            merged = piece
-        else:
-            merged.merge(piece)
+    merged, *others = (_sums_of(part) for part in as_group(group).all_gather(mine))
+    for other in others:
+        merged.merge(other)
     return merged
+
+
+def _sums_of(part: Tensor) -> DivergenceSums:
+    """The sums that one rank sent."""
+    sums = DivergenceSums(0)
+    sums.teacher, sums.student = (SoftmaxSums.of_tensor(each) for each in part)
+    return sums
 
 
 def _weighted(weights: Tensor, values: Tensor, out: Tensor) -> Tensor:

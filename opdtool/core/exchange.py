@@ -47,8 +47,8 @@ class ColumnPlan:
 def exchange_columns(local: Tensor, plan: ColumnPlan, group: Group) -> Tensor:
     """This rank's wanted columns [..., D_local], of every rank's ``local`` [..., V_local].
 
-    Differentiable, twice too. All ranks of the group must want a gradient, or none: the
-    backward pass is a collective.
+    Differentiable backward and forward, twice too. All ranks of the group must want a
+    derivative, or none: each is a collective.
     """
     out: Tensor = _Fetch.apply(local, plan, group)  # type: ignore[no-untyped-call]
     return out
@@ -77,21 +77,36 @@ def _return(wanted: Tensor, plan: ColumnPlan, group: Group) -> Tensor:
 
 class _Fetch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, plan: ColumnPlan, group: Group) -> Tensor:
-        ctx.plan, ctx.group = plan, group
+    def forward(local: Tensor, plan: ColumnPlan, group: Group) -> Tensor:
         return _fetch(local, plan, group)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.plan, ctx.group = inputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _Return.apply(grads[0], ctx.plan, ctx.group), None, None  # type: ignore[no-untyped-call]
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return exchange_columns(tangents[0], ctx.plan, ctx.group)
+
 
 class _Return(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, wanted: Tensor, plan: ColumnPlan, group: Group) -> Tensor:
-        ctx.plan, ctx.group = plan, group
+    def forward(wanted: Tensor, plan: ColumnPlan, group: Group) -> Tensor:
         return _return(wanted, plan, group)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.plan, ctx.group = inputs
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _Fetch.apply(grads[0], ctx.plan, ctx.group), None, None  # type: ignore[no-untyped-call]
+        return exchange_columns(grads[0], ctx.plan, ctx.group), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        out: Tensor = _Return.apply(tangents[0], ctx.plan, ctx.group)  # type: ignore[no-untyped-call]
+        return out

@@ -7,7 +7,7 @@ follows too, and :class:`TorchGroup`, which speaks it over ``torch.distributed``
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -52,20 +52,47 @@ def is_group(group: object) -> TypeGuard[Group]:
     return isinstance(group, Group) and isinstance(group.rank, int)
 
 
-def group_rank_size(group: object | None) -> tuple[int, int]:
+def group_rank_size(
+    group: object | None, name: str = "the group", rank: int | None = None
+) -> tuple[int, int]:
     """(rank, size) of a group: ours, a ``torch.distributed`` one, or None for a single rank.
 
     A group that is not one of ours is asked through ``torch.distributed.get_rank`` and
-    ``get_world_size`` at call time.
+    ``get_world_size`` at call time; ``rank``, where the caller knows it, stands for a rank that
+    it cannot be asked for.
+
+    Raises:
+        InputError: ``name`` cannot be asked, or this process is no member of it.
     """
     if group is None:
         return 0, 1
     if is_group(group):
-        return group.rank, group.size
-    return (
-        torch.distributed.get_rank(group),  # type: ignore[arg-type]
-        torch.distributed.get_world_size(group),  # type: ignore[arg-type]
-    )
+        own, size = group.rank, group.size
+    else:
+        try:
+            own = _asked(group, name, "rank", torch.distributed.get_rank)
+        except InputError:
+            if rank is None:
+                raise
+            own = rank
+        size = _asked(group, name, "size", torch.distributed.get_world_size)
+    if not 0 <= own < size:
+        raise InputError(
+            f"this process is not in {name}: its rank there is {own} of {size}; "
+            "pass a group that it is a member of"
+        )
+    return own, size
+
+
+def _asked(group: object, name: str, what: str, ask: Callable[[Any], int]) -> int:
+    try:
+        return ask(group)
+    except Exception as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{name} is a {type(group).__name__} that cannot be asked for its {what} ({why}); "
+            "pass an initialised group"
+        ) from error
 
 
 def as_group(group: object) -> Group:

@@ -89,16 +89,17 @@ def _fill(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int) -> Tensor
 
 
 def differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative of any kind is taken through ``tensor``: only torch's own operations
-    carry it, while its bits as integers, or in numpy, have none.
+    """Whether a derivative is taken through ``tensor``, backward or forward: torch's own
+    operations carry it, its bits as integers, or in numpy, do not."""
+    return tensor.requires_grad or has_tangent(tensor)
 
-    Backward it is ``requires_grad``; forward a tangent, or a wrapper of ``torch.func``.
-    """
-    return (
-        tensor.requires_grad
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        or forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-    )
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a dual number of forward mode, or inside a transform of
+    ``torch.func``."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from opdtool.core.errors import InputError
 from opdtool.core.group import group_rank_size
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import CuSeqlens, as_offsets, cp_window
+from opdtool.core.packing import has_tangent
 from opdtool.core.words import plural
 
 PAYLOADS = ("hidden_states", "logits")
@@ -47,6 +48,7 @@ def project_hidden_states_per_teacher(
     """
     check_heads(payload.shape[-1], weight_by_index)
     check_multipliable("the payload", payload.dtype)
+    _check_output_dtype(output_dtype)
     if payload.ndim != 3:
         raise InputError(f"the payload has shape {list(payload.shape)}; expected [B, S, H]")
     routes = _routes(teacher_index, payload.shape[0], "row")
@@ -88,7 +90,8 @@ def reconstruct_opd_full_teacher_logits(
                   rank:           0  |  1  |  1  |  0     rank 0 holds 0 1 . .
 
     ``cu_seqlens_padded`` [N+1] says that the one row (B = 1) is a pack of N segments: each is
-    cut by itself, and ``teacher_index`` has one entry a segment.
+    cut by itself, and ``teacher_index`` has one entry a segment (a tail segment has one too:
+    what it names is projected for its padding).
 
     The result is on the device of ``student_logits``, in the head's dtype (hidden states) or the
     payload's (logits), or in ``output_dtype``. Its storage is no larger than itself; where
@@ -98,7 +101,8 @@ def reconstruct_opd_full_teacher_logits(
         InputError: an unknown ``teacher_payload``; logits narrower than the window's end, or no
             ``vocab_parallel_rank`` for them; a payload longer than S_local * CP; an odd S_local
             with CP > 1; no loaded head, several heads without an index, heads of another width
-            than the payload's or another shard than V_local; and all that
+            than the payload's or another shard than V_local; a group that this process is no
+            member of; and all that
             :func:`project_hidden_states_per_teacher` refuses.
     """
     if teacher_payload not in PAYLOADS:
@@ -114,8 +118,9 @@ def reconstruct_opd_full_teacher_logits(
             f"{student_logits.shape[0]}; "
             "both must hold the same rows"
         )
+    _check_output_dtype(output_dtype)
     B, S_local, V_local = student_logits.shape
-    cp_rank, cp_size = group_rank_size(context_parallel_group)
+    cp_rank, cp_size = group_rank_size(context_parallel_group, "context_parallel_group")
     layout = _layout(payload.shape[:2], S_local, cp_size, cu_seqlens_padded)
     device = student_logits.device
     if teacher_payload == "logits":
@@ -202,7 +207,7 @@ def _project(payload: Tensor, head: Tensor, output_dtype: torch.dtype | None) ->
     rows = payload.to(head.dtype)
     if output_dtype is None or output_dtype == head.dtype:
         return rows @ head.t()
-    if output_dtype.is_floating_point and output_dtype.itemsize > head.dtype.itemsize:
+    if output_dtype.itemsize > head.dtype.itemsize:
         return rows.to(output_dtype) @ head.to(output_dtype).t()
     return (rows @ head.t()).to(output_dtype)
 
@@ -257,9 +262,10 @@ def _routes(teacher_index: Tensor, units: int, word: str) -> list[int]:
         raise InputError("teacher_index is torch.bool; expected an integer dtype")
     flat = teacher_index.reshape(-1)
     if len(flat) != units:
+        tail = ", a tail segment included" if word == "segment" else ""
         raise InputError(
             f"teacher_index has {plural(len(flat), 'entry')} for {plural(units, word)} of the "
-            f"payload; pass one entry a {word}"
+            f"payload; pass one entry a {word}{tail}"
         )
     return [int(t) for t in flat.tolist()]
 
@@ -303,7 +309,7 @@ def _layout(
         return None
     if B != 1:
         raise InputError(f"cu_seqlens_padded describes one packed row, but the payload has {B}")
-    offsets = as_offsets(cu_seqlens_padded)
+    offsets = as_offsets(cu_seqlens_padded, "cu_seqlens_padded")
     layout = PackedLayout.from_cu_seqlens(offsets, offsets, cp_size=cp_size)
     if layout.total != slots:
         raise InputError(
@@ -348,9 +354,21 @@ def _window(payload: Tensor, window: slice, device: torch.device) -> Tensor:
 
 def _compact(tensor: Tensor) -> Tensor:
     """The tensor in a storage of its own size."""
-    if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+    # Under torch.func a tensor shows no storage.
+    if (
+        has_tangent(tensor)
+        or tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+    ):
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor
+
+
+def _check_output_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in MULTIPLIABLE:
+        raise InputError(
+            f"output_dtype is {dtype}; expected one that a product can be in: torch.float32, "
+            "bfloat16, float16 or float64"
+        )
 
 
 def check_multipliable(what: str, dtype: torch.dtype) -> None:

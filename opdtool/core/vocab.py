@@ -17,6 +17,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from opdtool.core.counting import total_of
 from opdtool.core.errors import InputError
 from opdtool.core.exchange import ColumnPlan, exchange_columns
 from opdtool.core.group import Group, TorchGroup, group_rank_size, is_group
+from opdtool.core.offsets import as_offsets
+from opdtool.core.packing import has_tangent
 from opdtool.core.words import plural
 
 
@@ -110,9 +113,21 @@ def t2d_from_d2t(d2t: Tensor, vocab_size: int) -> Tensor:
 
 
 def t2d_from_ids(ids: Tensor, vocab_size: int) -> Tensor:
-    """[V] bool: whether each target id is one of ``ids``, all of which lie in [0, V)."""
+    """[V] bool: whether each target id is one of ``ids``.
+
+    Raises:
+        InputError: ids that are no integers, or lie outside [0, V).
+    """
+    if vocab_size < 0:
+        raise InputError(f"a vocabulary of {vocab_size} ids is none")
+    found = as_offsets(ids, "ids")
+    outside = np.flatnonzero((found < 0) | (found >= vocab_size))
+    if len(outside):
+        raise InputError(
+            f"ids[{outside[0]}] is {found[outside[0]]}, outside the vocabulary 0..{vocab_size - 1}"
+        )
     t2d = torch.zeros(vocab_size, dtype=torch.bool)
-    t2d[ids] = True
+    t2d[torch.from_numpy(found)] = True
     return t2d
 
 
@@ -126,13 +141,14 @@ def choose_draft_vocab(counts: Tensor, size: int, must_include: Sequence[int] = 
         counts: [V] how often each id occurred.
 
     Raises:
-        InputError: ``size`` is not in 1..V, a required id is none, or more are required than
-            fit.
+        InputError: a count is negative or not finite, ``size`` is not in 1..V, a required id
+            is none, or more are required than fit.
     """
+    counts = _checked_counts(counts)
     V = len(counts)
     if not 1 <= size <= V:
         raise InputError(f"a draft vocabulary of {plural(size, 'id')} cannot be taken from {V}")
-    required = sorted(set(must_include))
+    required = sorted(set(as_offsets(tuple(must_include), "must_include").tolist()))
     if required and not (required[0] >= 0 and required[-1] < V):
         stray = next(i for i in required if not 0 <= i < V)
         raise InputError(f"required id {stray} is outside the vocabulary 0..{V - 1}")
@@ -149,10 +165,33 @@ def choose_draft_vocab(counts: Tensor, size: int, must_include: Sequence[int] = 
 
 
 def coverage(counts: Tensor, ids: Tensor) -> float:
-    """The share of counted tokens whose id is one of ``ids``; nan when none was counted."""
+    """The share of counted tokens whose id is one of ``ids``; nan when none was counted.
+
+    Raises:
+        InputError: a count is negative or not finite, or an id lies outside [0, V).
+    """
+    counts = _checked_counts(counts)
     total = total_of(counts)
     kept = total_of(counts[t2d_from_ids(ids, len(counts))])
     return float(kept / total) if total else float("nan")
+
+
+def _checked_counts(counts: Tensor) -> Tensor:
+    """Counts [V] on the CPU, int64 or float64. NaN would be chosen first, being greatest to a
+    sort, and a negative count would lower the share of others."""
+    if counts.dim() != 1:
+        raise InputError(f"counts has shape {list(counts.shape)}; expected [V]")
+    if counts.dtype == torch.bool or counts.is_complex():
+        raise InputError(f"counts is {counts.dtype}; numbers were expected")
+    wide = torch.float64 if counts.is_floating_point() else torch.int64
+    numbers = counts.detach().cpu().to(wide)
+    wrong = (~((numbers >= 0) & (numbers < torch.inf))).nonzero()
+    if len(wrong):
+        i = int(wrong[0])
+        raise InputError(
+            f"counts[{i}] is {counts[i].item()}; a count is finite, not below 0 and within int64"
+        )
+    return numbers
 
 
 def integers(name: str, tensor: Tensor) -> Tensor:
@@ -182,37 +221,10 @@ def _place(rank: int | None, group: object | None) -> tuple[int, int]:
                 "columns in; pass the group, or the whole vocabulary and no rank"
             )
         return 0, 1
-    try:
-        own, size = group_rank_size(group)
-    except Exception as error:
-        if rank is not None:
-            own, size = rank, _world_size(group)
-        else:
-            raise InputError(
-                f"vocab_parallel_group is a {type(group).__name__} that cannot be asked for its "
-                f"rank ({_first_line(error)}); pass vocab_parallel_rank, or an initialised group"
-            ) from error
-    if not 0 <= own < size:
-        raise InputError(
-            f"this process is not in vocab_parallel_group: its rank there is {own} of {size}"
-        )
+    own, size = group_rank_size(group, "vocab_parallel_group", rank)
     if rank is not None and rank != own:
         raise InputError(f"vocab_parallel_rank is {rank}, but the group says rank {own} of {size}")
     return own, size
-
-
-def _world_size(group: object) -> int:
-    try:
-        return torch.distributed.get_world_size(group)  # type: ignore[arg-type]
-    except Exception as error:
-        raise InputError(
-            f"vocab_parallel_group is a {type(group).__name__} that cannot be asked for its size "
-            f"({_first_line(error)}); pass an initialised group"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _check_logits(teacher_logits: Tensor) -> None:
@@ -236,6 +248,13 @@ def _code(dtype: torch.dtype) -> int:
     return zlib.crc32(str(dtype).encode())
 
 
+def _wants(teacher_logits: Tensor) -> int:
+    """Which derivatives are taken through the exchange, each of which is an exchange too: a rank
+    that took none would let the others wait."""
+    backward = teacher_logits.requires_grad and torch.is_grad_enabled()
+    return int(backward) + 2 * int(has_tangent(teacher_logits))
+
+
 def _check_agreement(teacher_logits: Tensor, d2t: Tensor, group: Group) -> None:
     """Hold what every rank must bring alike equal over the group, before anything moves."""
     width = teacher_logits.shape[-1] if teacher_logits.dim() else 0
@@ -248,6 +267,7 @@ def _check_agreement(teacher_logits: Tensor, d2t: Tensor, group: Group) -> None:
         0 if d2t.dtype in _ALIKE else _code(d2t.dtype),
         values.numel() if d2t.dim() == 1 else -d2t.dim(),
         zlib.crc32(values.numpy().tobytes()),
+        _wants(teacher_logits),
     ]
     told = group.all_gather(torch.tensor(words, device=teacher_logits.device))
     rows = [row.tolist() for row in told]
@@ -265,6 +285,7 @@ def _check_agreement(teacher_logits: Tensor, d2t: Tensor, group: Group) -> None:
         "dtype of d2t",
         "length of d2t",
         "d2t",
+        "need of a derivative",
     )
     for rank, row in enumerate(rows):
         for name, mine, first in zip(what, row, rows[0], strict=True):

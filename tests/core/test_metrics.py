@@ -34,6 +34,26 @@ def test_a_foreign_enum_or_a_string_counts_as_the_same_normalizer(one: object) -
     assert got == {"x": 10.0}
 
 
+@pytest.mark.parametrize(
+    ("normalizer", "want"),
+    [
+        ("tokens", 10.0),
+        ("sequences", 200.0),
+        ("none", 2.0),
+        (TheirNormalizer.TOKENS, 10.0),
+        (TheirNormalizer.SEQUENCES, 200.0),
+        (TheirNormalizer.NONE, 2.0),
+    ],
+)
+def test_strings_and_foreign_members_take_the_factor_of_their_name(
+    normalizer: object, want: float
+) -> None:
+    got = rescale_loss_metrics(
+        {"x": 2.0}, {"x": normalizer}, token_factor=5.0, sequence_factor=100.0
+    )
+    assert got == {"x": want}
+
+
 @pytest.mark.parametrize("none", ["rows", 3, None])
 def test_another_normalizer_is_refused(none: object) -> None:
     with pytest.raises(ValueError, match="tokens, sequences, none"):

@@ -10,12 +10,23 @@ import pytest
 import torch
 
 from opdtool.core.binning import pack_bins
+from opdtool.core.divergence import DivergenceSums, chunked_divergences
 from opdtool.core.errors import InputError
 from opdtool.core.layout import PackedLayout, PackGeometry
 from opdtool.core.masks import pack_rolled_draft_token_mask
 from opdtool.core.offsets import as_offsets
 from opdtool.core.packing import gather_cp, pack_input_ids, roll_packed_seq_dim, unpack
 from opdtool.core.plan import BinOptions, plan_packs
+from opdtool.core.teacher import (
+    project_hidden_states_per_teacher,
+    reconstruct_opd_full_teacher_logits,
+)
+from opdtool.core.vocab import (
+    choose_draft_vocab,
+    coverage,
+    map_teacher_logits_to_draft_vocab,
+    t2d_from_ids,
+)
 
 IDS = torch.tensor([[11, 12, 13], [21, 22, 23]])
 GOOD = (0, 3, 5)
@@ -219,3 +230,181 @@ def test_a_limit_below_one_slot_is_refused(max_tokens: int) -> None:
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(InputError, match="seed is -1; it must be at least 0"):
         pack_bins(np.array([3, 2]), 8, algorithm="ffs", seed=-1)
+
+
+COUNTS = torch.tensor([3, 0, 5, 1])
+
+
+@pytest.mark.parametrize("ids", [[0, -1], [-4, 0], [1, 4], [2**40, 0]], ids=str)
+def test_ids_outside_the_vocabulary_are_refused_and_not_counted_from_its_end(
+    ids: list[int],
+) -> None:
+    stray = next(i for i, value in enumerate(ids) if not 0 <= value < 4)
+    says = rf"ids\[{stray}\] is {ids[stray]}, outside the vocabulary 0\.\.3"
+    with pytest.raises(InputError, match=says):
+        t2d_from_ids(torch.tensor(ids), 4)
+    with pytest.raises(InputError, match=says):
+        coverage(COUNTS, torch.tensor(ids))
+
+
+def test_ids_of_every_integer_dtype_are_marked_and_others_are_refused() -> None:
+    for dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int64):
+        ids = torch.tensor([2, 0]).to(dtype)
+        assert t2d_from_ids(ids, 4).tolist() == [True, False, True, False]
+    assert t2d_from_ids(torch.tensor([], dtype=torch.int64), 2).tolist() == [False, False]
+    for wrong in (torch.tensor([1.0]), torch.tensor([True])):
+        with pytest.raises(InputError, match=rf"ids holds {wrong.dtype}; expected integers"):
+            t2d_from_ids(wrong, 4)
+    with pytest.raises(InputError, match="a vocabulary of -1 ids"):
+        t2d_from_ids(torch.tensor([0]), -1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        (torch.tensor([1.0, float("nan"), 2.0, 0.0]), r"counts\[1\] is nan"),
+        (torch.tensor([1.0, 2.0, float("inf"), 0.0]), r"counts\[2\] is inf"),
+        (torch.tensor([1.0, -0.5, 2.0, 0.0]), r"counts\[1\] is -0.5"),
+        (torch.tensor([1, 2, 3, -4]), r"counts\[3\] is -4"),
+        (torch.tensor(np.array([0, 2**64 - 1], dtype=np.uint64)), rf"counts\[1\] is {2**64 - 1}"),
+        (torch.tensor([True, False, True, True]), r"counts is torch\.bool"),
+        (torch.zeros(4, dtype=torch.complex64), r"counts is torch\.complex64"),
+        (torch.zeros(2, 2), r"counts has shape \[2, 2\]"),
+        (torch.tensor(3), r"counts has shape \[\]"),
+    ],
+)
+def test_counts_that_count_nothing_are_refused_by_id(counts: torch.Tensor, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        choose_draft_vocab(counts, 1)
+    with pytest.raises(InputError, match=says):
+        coverage(counts, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float16])
+def test_counts_of_any_number_dtype_are_chosen_from(dtype: torch.dtype) -> None:
+    counts = COUNTS.to(dtype)
+    assert choose_draft_vocab(counts, 2).tolist() == [0, 2]
+    assert coverage(counts, torch.tensor([0, 2])) == 8 / 9
+
+
+@pytest.mark.parametrize(("required", "says"), [([1.0], "float"), ([True], "bool"), (["1"], "str")])
+def test_required_ids_that_are_no_integers_are_refused(required: list[Any], says: str) -> None:
+    with pytest.raises(InputError, match=f"must_include holds {says}"):
+        choose_draft_vocab(COUNTS, 2, required)
+
+
+def of_a_teacher(**more: Any) -> torch.Tensor:
+    """A reconstruction that is right but for ``more``."""
+    asked: dict[str, Any] = {
+        "payload": torch.ones(1, 8, 3),
+        "teacher_payload": "hidden_states",
+        "student_logits": torch.empty(1, 8, 2),
+        "vocab_parallel_rank": 0,
+        "context_parallel_group": None,
+        "teacher_output_layer_weight_by_index": {0: torch.ones(2, 3), 1: torch.ones(2, 3)},
+        "cu_seqlens_padded": (0, 4, 6, 8),
+        "teacher_index": torch.tensor([0, 1, 1]),
+    }
+    return reconstruct_opd_full_teacher_logits(**asked | more)
+
+
+NO_PRODUCTS = [torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64, "float32"]
+
+
+@pytest.mark.parametrize("dtype", NO_PRODUCTS, ids=str)
+def test_an_output_dtype_that_no_product_is_in_is_refused(dtype: Any) -> None:
+    with pytest.raises(InputError, match=f"output_dtype is {dtype}; expected one that a product"):
+        of_a_teacher(output_dtype=dtype)
+    with pytest.raises(InputError, match=f"output_dtype is {dtype}; expected one that a product"):
+        of_a_teacher(teacher_payload="logits", output_dtype=dtype)
+    with pytest.raises(InputError, match=f"output_dtype is {dtype}; expected one that a product"):
+        project_hidden_states_per_teacher(
+            torch.ones(1, 2, 3), {0: torch.ones(2, 3)}, torch.tensor([0]), dtype
+        )
+
+
+def test_a_tail_segment_has_a_teacher_too_and_the_refusal_says_so() -> None:
+    assert of_a_teacher().shape == (1, 8, 2)
+    says = "teacher_index has 2 entries for 3 segments .* one entry a segment, a tail segment incl"
+    with pytest.raises(InputError, match=says):
+        of_a_teacher(teacher_index=torch.tensor([0, 1]))
+    with pytest.raises(InputError, match="segment 2 names teacher 9, whose head is not loaded"):
+        of_a_teacher(teacher_index=torch.tensor([0, 1, 9]))
+
+
+@pytest.mark.parametrize(("bad", "says"), BAD, ids=str)
+def test_wrong_offsets_of_a_teacher_s_pack_are_named_as_they_are_called(
+    bad: Any, says: str
+) -> None:
+    with pytest.raises(InputError, match=f"^cu_seqlens_padded {says}"):
+        of_a_teacher(cu_seqlens_padded=bad)
+
+
+def test_a_process_outside_its_group_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: -1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    with pytest.raises(InputError, match=r"not in context_parallel_group: .* -1 of 2"):
+        of_a_teacher(context_parallel_group=object())
+    with pytest.raises(InputError, match="this process is not in vocab_parallel_group"):
+        map_teacher_logits_to_draft_vocab(torch.ones(1, 4), torch.tensor([0, 0]), None, object())
+    with pytest.raises(InputError, match="this process is not in vocab_parallel_group"):
+        chunked_divergences(torch.ones(1, 4), torch.ones(1, 4), vocab_parallel_group=object())
+
+
+def test_a_group_that_cannot_be_asked_is_refused_by_name() -> None:
+    says = r"context_parallel_group is a object that cannot be asked for its rank \("
+    with pytest.raises(InputError, match=says):
+        of_a_teacher(context_parallel_group=object())
+
+
+def test_context_parallel_ranks_are_asked_through_torch_distributed_at_call_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    foreign = object()
+    payload = torch.arange(8.0)[None, :, None]
+    for rank, want in ((0, [0, 1, 6, 7]), (1, [2, 3, 4, 5])):
+        place = {"get_rank": rank, "get_world_size": 2}
+        for name, value in place.items():
+            answer = {foreign: value}.__getitem__
+            monkeypatch.setattr(torch.distributed, name, answer)
+        found = of_a_teacher(
+            payload=payload,
+            teacher_payload="logits",
+            student_logits=torch.empty(1, 4, 1),
+            context_parallel_group=foreign,
+            cu_seqlens_padded=None,
+            teacher_index=None,
+        )
+        assert found.flatten().tolist() == want
+
+
+@pytest.mark.parametrize("columns", [0, -1, -8192])
+def test_a_slice_of_no_columns_is_refused(columns: int) -> None:
+    with pytest.raises(InputError, match=f"vocab_slice is {columns}; it must be at least 1"):
+        chunked_divergences(torch.ones(1, 4), torch.ones(1, 4), vocab_slice=columns)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 0)], ids=str)
+def test_logits_without_columns_have_no_divergence(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"have shape \[.*\]; expected \[\.\.\., V\] with columns"):
+        chunked_divergences(torch.ones(shape), torch.ones(shape))
+
+
+@pytest.mark.parametrize(
+    ("at", "student"),
+    [
+        (slice(0, 2), (3, 4)),  # too few positions
+        (slice(2, 9), (3, 4)),  # past the last one
+        (slice(0, 6, 2), (3, 4)),  # every second
+        (slice(0, 3), (1, 4)),  # a row that would be taken for all
+        (slice(0, 3), (3, 5)),
+    ],
+)
+def test_tiles_that_are_not_of_their_positions_are_refused(
+    at: slice, student: tuple[int, int]
+) -> None:
+    sums = DivergenceSums(4)
+    with pytest.raises(InputError, match=r"tiles of shapes \[3, 4\] and"):
+        sums.add(at, torch.ones(3, 4), torch.ones(student))
+    sums.add(slice(1, 4), torch.ones(3, 4), torch.ones(3, 4))
+    assert sums.teacher.mass.tolist() == [0, 4, 4, 4]

@@ -173,7 +173,7 @@ def test_no_more_than_its_share_of_the_draft_columns_reaches_a_rank(size: int) -
         return counting
 
     for counting in run_simulated(size, work):
-        assert counting.calls == ["all_gather of 6", "all_to_all"]
+        assert counting.calls == ["all_gather of 7", "all_to_all"]
         assert 0 < counting.from_others <= counting.in_all == B * S * D // size
 
 
