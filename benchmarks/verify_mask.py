@@ -64,7 +64,10 @@ def rows(scale: str) -> list[Row]:
                 done = run(command)
                 assert done.returncode == 0, done.output
                 found.append(done)
-        slower = {name: run(command) for name, command in failing.items()}
+        slower = {
+            name: min((run(command) for _ in range(2)), key=lambda done: done.wall)
+            for name, command in failing.items()
+        }
         assert all(done.returncode == 1 for done in slower.values())
     size = f"{slots / 1e6:,.1f} M slots"
     wall, wall_plain = min(done.wall for done in mine), min(done.wall for done in theirs)
