@@ -251,7 +251,8 @@ class PackedLayout:
 
     def segments_of(self, slots: Tensor) -> Tensor:
         """The segment that each slot of the pack lies in, int64 like ``slots``."""
-        return self._search(self.cu_seqlens_padded, slots)
+        # Empty segments share their offset with the next one: `right` skips them.
+        return torch.searchsorted(torch.from_numpy(self.cu_seqlens_padded), slots, right=True) - 1
 
     def positions_of(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """(segment, position in it) of given slots of the pack, each int64 like ``slots``."""
@@ -278,11 +279,6 @@ class PackedLayout:
         if row != segment:
             place["segment"] = segment
         return place | {"position": position, "slot": slot, "cp_rank": int(self.owners(at)[0])}
-
-    @staticmethod
-    def _search(offsets: Ints, slots: Tensor) -> Tensor:
-        # Empty segments share their offset with the next one: `right` skips them.
-        return torch.searchsorted(torch.from_numpy(offsets), slots, right=True) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

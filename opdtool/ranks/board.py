@@ -13,6 +13,7 @@ import os
 import pickle
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,8 @@ from opdtool.ranks.stores import Store
 
 BEAT_SECONDS = 0.5
 """How often a rank says that it lives."""
+HEART = "opdtool-heart"
+"""The name of the thread that does."""
 
 _PIECE = 4 << 20  # the store refuses values above 8 MiB
 
@@ -129,17 +132,19 @@ class Board:
 
 
 class Heart:
-    """A thread that counts up ``beat/RANK`` on the board for as long as the process lives."""
+    """A thread that counts up ``beat/RANK`` on the board for as long as the process lives, and
+    ``at_work`` says that it does not merely live."""
 
-    def __init__(self, board: Board, name: str) -> None:
-        self._board, self._key = board, f"beat/{name}"
+    def __init__(self, board: Board, name: str, at_work: Callable[[], bool] = lambda: True) -> None:
+        self._board, self._key, self._at_work = board, f"beat/{name}", at_work
         self._stop = threading.Event()
-        threading.Thread(target=self._beat, daemon=True, name="opdtool-heart").start()
+        threading.Thread(target=self._beat, daemon=True, name=HEART).start()
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
             try:
-                self._board.count(self._key)
+                if self._at_work():
+                    self._board.count(self._key)
             except Exception:  # the store has gone; whoever polls it says so
                 return
 

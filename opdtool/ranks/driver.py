@@ -54,6 +54,7 @@ class Driver:
         self._tasks = 0
         self._beats: dict[int, tuple[int, float]] = {}
         self._looked = 0.0
+        self._worked = time.monotonic()
         self.ended = False
         self._heart = Heart(board, "driver")
 
@@ -166,6 +167,14 @@ class Driver:
                 return rank, f"has not answered for {now - since:.0f} s"
         return None
 
+    def _own_stuck(self, now: float) -> tuple[int, str] | None:
+        """Whether the work of this process's own rank has stood still for the timeout."""
+        if self._own is None or self._own.at_work():
+            self._worked = now
+        elif now - self._worked > self._timeout:
+            return 0, f"has not answered for {now - self._worked:.0f} s"
+        return None
+
     def _how_it_died(self, rank: int) -> str:
         """What its parent, where this is it, learns once the process's last thread has ended."""
         limit = time.monotonic() + (1.0 if self._own is None else 0.0)
@@ -186,7 +195,7 @@ class Driver:
         if now - self._looked < 0.1:
             return
         self._looked = now
-        found = self.lost(self._timeout)
+        found = self.lost(self._timeout) or self._own_stuck(now)
         if found is not None:
             rank, cause = found
             outcome = finished.get(rank)

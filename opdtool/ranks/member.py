@@ -54,7 +54,7 @@ class Member:
         board, rank = self._board, self._seat.rank
         number, running, checked = 0, False, 0.0
         try:
-            Heart(board, str(rank))
+            Heart(board, str(rank), self._performer.at_work)
             board.post(f"hello/{rank}", Greeting.mine(self._seat.own_gpu))
             while True:
                 status = board.read("end")

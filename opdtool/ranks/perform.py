@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import queue
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from opdtool.core.errors import InputError
 from opdtool.core.group import Group
-from opdtool.ranks.board import Outcome
+from opdtool.ranks.board import HEART, Outcome
 from opdtool.ranks.errors import RankError, RunEnded
 from opdtool.ranks.stores import Store, under
 from opdtool.ranks.topology import Topology, coordinates, make_topology
@@ -85,6 +90,7 @@ class Performer:
         self._idle = threading.Event()
         self._idle.set()
         self._groups: dict[tuple[int, int], tuple[Group, Group]] = {}
+        self._spent: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="opdtool-rank")
         self._thread.start()
 
@@ -99,6 +105,25 @@ class Performer:
             return self._outcomes.get_nowait()
         except queue.Empty:
             return None
+
+    def at_work(self) -> bool:
+        """Whether the rank is idle, waits for others, or has worked since this was last asked.
+
+        Waiting for others has a timeout of its own, by which the one that keeps them waiting is
+        found. A task that spends no processor time and waits for no disk is stuck.
+        """
+        if self._idle.is_set() or self._waits():
+            return True
+        before, self._spent = self._spent, _time_spent()
+        return self._spent is None or self._spent != before
+
+    def _waits(self) -> bool:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            if frame.f_code.co_qualname in _WAITING:
+                return True
+            frame = frame.f_back
+        return False
 
     def cancel(self, seconds: float) -> None:
         """Stop the running task at its next Python instruction; wait for that, within bounds."""
@@ -174,6 +199,33 @@ class Performer:
                 rank=seat.rank,
             ) from error
         return groups[0], groups[1]
+
+
+_WAITING = ("Performer._join", "ProcessGroup._named")
+"""The functions in which a rank waits for others."""
+
+
+def _time_spent() -> int | None:
+    """The processor time of this process's threads, but for those that listen and beat, in
+    ticks; another number each time while one of them waits for a disk; None where the system
+    does not tell."""
+    listening = {
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread is threading.main_thread() or thread.name == HEART
+    }
+    ticks = 0
+    try:
+        tasks = [task for task in os.listdir("/proc/self/task") if int(task) not in listening]
+    except OSError:
+        return None
+    for task in tasks:
+        with suppress(OSError):  # a thread may have ended meanwhile
+            stat = Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split()
+            if stat[0] == "D":
+                return -time.monotonic_ns()
+            ticks += int(stat[11]) + int(stat[12])
+    return ticks
 
 
 def _neighbours(topology: Topology, *, axis: int) -> list[list[int]]:

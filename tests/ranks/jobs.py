@@ -86,6 +86,22 @@ def fail_on(topology: Topology, rank: int, how: str) -> Any:
     return topology.tp_group.all_gather(torch.zeros(2))
 
 
+def sleep_on(topology: Topology, rank: int) -> int:
+    """Stands still on one rank, for which the others do not wait in any collective."""
+    if topology.rank == rank:
+        time.sleep(600)
+    return topology.rank
+
+
+def busy_on(topology: Topology, rank: int, seconds: float) -> int:
+    """Computes for a while on one rank, the same thing again and again."""
+    end = time.monotonic() + (seconds if topology.rank == rank else 0)
+    square = torch.ones(600, 600)
+    while time.monotonic() < end:
+        torch.mm(square, square)
+    return topology.rank
+
+
 def write_slowly(topology: Topology, folder: Path, seconds: float) -> None:
     """Writes a little file again and again, for as long as it is let."""
     end = time.monotonic() + seconds
@@ -147,6 +163,10 @@ def _command(job: str, mode: str, tp: int, cp: int, timeout: float, out: Path | 
             assert out is not None
             with hidden(out) as folder:
                 ranks.run_writing(folder, write_slowly, folder, 60.0)
+        elif job.startswith("alone-"):
+            ranks.run(sleep_on, int(job.removeprefix("alone-")))
+        elif job.startswith("busy-"):
+            print(ranks.run(busy_on, int(job.removeprefix("busy-")), 3 * timeout), flush=True)
         elif job != "exit1":
             how, rank = job.split("-")
             ranks.run_collective(fail_on, int(rank), how)

@@ -174,6 +174,29 @@ def test_a_spawned_rank_that_is_stuck_ends_all_within_the_timeout(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("rank", "torchrun"), [(1, 0), (1, 2), (0, 2)])
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+def test_a_rank_that_stands_still_outside_any_collective_is_lost_though_its_process_lives(
+    rank: int, torchrun: int
+) -> None:
+    started = time.monotonic()
+    found, _, stderr = run_job(f"alone-{rank}", "spawn", "2", "1", "4", torchrun=torchrun)
+    assert found == (1 if torchrun else 3)
+    assert len(errors(stderr)) == 1
+    message = rf"error: rank {rank} of 2 \(tp {rank}, cp 0\) has not answered for \d+ s"
+    assert re.match(message, errors(stderr)[0])
+    assert time.monotonic() - started < 4 + 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [0, 2])
+def test_a_rank_that_works_longer_than_the_timeout_is_waited_for(torchrun: int) -> None:
+    status, stdout, stderr = run_job("busy-1", "spawn", "2", "1", "2", torchrun=torchrun)
+    assert (status, errors(stderr)) == (0, [])
+    assert "[0, 1]" in stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "status", "message"),
     [
