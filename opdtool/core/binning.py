@@ -169,8 +169,7 @@ def _check_request(
     if lengths[shortest] < 1:
         raise InputError(
             f"row {shortest} has {plural(lengths[shortest], 'token')}; every row needs at least "
-            "one: "
-            f"leave empty rows out with --drop-empty"
+            "one: leave empty rows out with --drop-empty"
         )
     if lengths[longest] > capacity:
         over = np.flatnonzero(lengths > capacity)

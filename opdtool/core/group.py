@@ -214,8 +214,7 @@ def check_messages(
     if len(tensors) != size:
         raise InputError(
             f"rank {rank} has {plural(len(tensors), 'tensor')} to send in a group of "
-            f"{plural(size, 'rank')}; "
-            "one a rank is needed, its own included"
+            f"{plural(size, 'rank')}; one a rank is needed, its own included"
         )
     if widths is not None and len(widths) != size:
         raise InputError(
@@ -240,8 +239,7 @@ def check_widths(arriving: Sequence[int], expected: Sequence[int] | None, rank: 
     wrong = next(r for r, width in enumerate(arriving) if width != expected[r])
     raise InputError(
         f"the ranks disagree in all_to_all: rank {rank} expects "
-        f"{plural(expected[wrong], 'column')} of "
-        f"rank {wrong}, which sends {arriving[wrong]}"
+        f"{plural(expected[wrong], 'column')} of rank {wrong}, which sends {arriving[wrong]}"
     )
 
 

@@ -140,7 +140,7 @@ def _fill_on_device(flat: Tensor, dst: Ints, src: Ints, count: Ints, slots: int)
 
 
 def _device_runs(start: Ints, count: Ints, device: torch.device) -> Tensor:
-    """:func:`opdtool.core.layout.runs`, made on the device from one number a run."""
+    """:func:`opdtool.core.offsets.runs`, made on the device from one number a run."""
     total = int(count.sum())
     before = np.cumsum(count) - count
     offset, repeats = to_device(start - before, device), to_device(count, device)

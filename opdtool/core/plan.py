@@ -166,8 +166,7 @@ def _split(
         row = int(kept[long[0]])
         raise RowsError(
             f"row {row} has {plural(lengths[row], 'token')}, {padded[long[0]]} padded slots, more "
-            "than the "
-            f"{capacity} that --max-tokens {bins.max_tokens} leaves; raise it to at least "
+            f"than the {capacity} that --max-tokens {bins.max_tokens} leaves; raise it to at least "
             f"{geometry.padded_total(int(padded.max()))}"
         )
     found = pack_bins(

@@ -115,8 +115,7 @@ def reconstruct_opd_full_teacher_logits(
     if payload.shape[0] != student_logits.shape[0]:
         raise InputError(
             f"payload has {plural(payload.shape[0], 'row')} and student_logits "
-            f"{student_logits.shape[0]}; "
-            "both must hold the same rows"
+            f"{student_logits.shape[0]}; both must hold the same rows"
         )
     _check_output_dtype(output_dtype)
     B, S_local, V_local = student_logits.shape
@@ -169,8 +168,7 @@ def check_heads(width: int, heads: Mapping[int, Tensor]) -> None:
             raise InputError(
                 f"the heads of teachers {first} and {index} have vocabulary shards of "
                 f"{heads[first].shape[0]} and {plural(head.shape[0], 'row')}; all must be this "
-                "rank's "
-                "shard of one vocabulary"
+                "rank's shard of one vocabulary"
             )
         if head.dtype != heads[first].dtype:
             raise InputError(
@@ -230,8 +228,7 @@ def _heads_for(
     if shard != V_local:
         raise InputError(
             f"the teacher heads project to {plural(shard, 'column')}, but student_logits has a "
-            "vocabulary "
-            f"shard of {V_local}; pass this rank's rows of the head"
+            f"vocabulary shard of {V_local}; pass this rank's rows of the head"
         )
     return heads
 
@@ -295,15 +292,13 @@ def _layout(
     if cp_size > 1 and S_local % 2:
         raise InputError(
             f"student_logits has {plural(S_local, 'position')} a rank with CP {cp_size}; a rank "
-            "holds two "
-            "equal chunks, so S_local must be even"
+            "holds two equal chunks, so S_local must be even"
         )
     slots = S_local * cp_size
     if length > slots:
         raise InputError(
             f"the payload has {plural(length, 'position')}, more than S_local {S_local} x CP "
-            f"{cp_size} = "
-            f"{slots} of the student; pad the student's sequence, or cut the payload"
+            f"{cp_size} = {slots} of the student; pad the student's sequence, or cut the payload"
         )
     if cu_seqlens_padded is None:
         return None
