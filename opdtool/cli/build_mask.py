@@ -71,6 +71,9 @@ def command(
     quiet: QuietOption = False,
 ) -> None:
     """Build the shifted draft-loss mask."""
+    from opdtool.jobs.device import resolve_device
+
+    resolve_device(device)  # masks are moved from file to file: no device is faster at it
     options = GeometryOptions(
         cp=cp,
         tp=tp,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.limits import check_ranks, check_slots
 from opdtool.core.offsets import (
     CuSeqlens,
     Ints,
@@ -289,7 +290,8 @@ class PackGeometry:
     ``pad_packed_to`` is the pack's total, over all ranks.
 
     Raises:
-        InputError: a size below 1, or a multiple that the geometry does not divide.
+        InputError: a size below 1 or that no pack can have, or a multiple that the geometry
+            does not divide.
     """
 
     cp_size: int = 1
@@ -306,10 +308,14 @@ class PackGeometry:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1")
+        check_ranks(self.tp_size, self.cp_size)
         if self.fp8 not in FP8_MULTIPLES:
             raise InputError(f"fp8 is {self.fp8!r}; it is one of {', '.join(FP8_MULTIPLES)}")
         if self.tail not in ("absorb", "segment"):
             raise InputError(f"tail is {self.tail!r}; it is absorb or segment")
+        check_slots("each sequence is padded to", self.sequence_multiple)
+        check_slots("a pack's total is padded to", self.total_multiple)
+        check_slots("pad-packed-to is", self.pad_packed_to or 1)
         if self.pad_multiple is not None and self.pad_multiple % self.base_multiple:
             raise InputError(
                 f"pad multiple {self.pad_multiple} is not a multiple of {self.base_multiple}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from opdtool.core.errors import InputError
@@ -19,10 +18,11 @@ def resolve_device(text: str) -> torch.device:
     """
     import torch
 
+    from opdtool.ranks.perform import check_device_name
+
+    check_device_name(text)
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if text != "cpu" and not re.fullmatch(r"cuda(:\d+)?", text):
-        raise InputError(f"--device {text!r} is none; write auto, cpu, cuda or cuda:N")
     device = torch.device(text)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from opdtool.core.errors import InputError
+from opdtool.core.limits import check_ranks
 from opdtool.ranks.ending import exit_status, refuse_sigterm, under_torchrun
-from opdtool.ranks.perform import rank_device
+from opdtool.ranks.perform import check_device_name, rank_device
 from opdtool.ranks.topology import Topology, describe_rank, make_topology
 
 if TYPE_CHECKING:
@@ -212,12 +213,14 @@ def open_ranks(
     longest that a rank may stay silent or wait for others.
 
     Raises:
-        InputError: the world size is no multiple of TP x CP, the timeout is not positive, or
-            a device is not there.
+        InputError: the world size is no multiple of TP x CP, these are more ranks than anybody
+            has, the timeout is not positive, or a device is none or not there.
         RankError: a rank did not start.
     """
     if not timeout > 0:
         raise InputError(f"--timeout is {timeout:g}; it must be more than 0 seconds")
+    check_ranks(tp_size, cp_size)
+    check_device_name(device)
     ranks = Ranks(tp_size=tp_size, cp_size=cp_size, dp_size=1, timeout=timeout, device=device)
     if under_torchrun():
         from opdtool.ranks.torchrun import torchrun_ranks

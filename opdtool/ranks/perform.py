@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -62,6 +63,16 @@ class Seat:
             and torch.cuda.device_count() >= self.local_size
             and torch.distributed.is_nccl_available()
         )
+
+
+def check_device_name(name: str) -> None:
+    """Refuse what ``--device`` does not know.
+
+    Raises:
+        InputError: neither ``auto``, ``cpu``, ``cuda`` nor ``cuda:N``.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise InputError(f"--device {name!r} is none; write auto, cpu, cuda or cuda:N")
 
 
 def rank_device(name: str, local_rank: int) -> torch.device:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from opdtool.core.errors import InputError
+from opdtool.core.limits import MOST_SLOTS
 from opdtool.core.teacher import check_multipliable
 from opdtool.io.checkpoints import HeadSpec
 
@@ -73,6 +74,15 @@ def check_options(job: ReconstructJob) -> None:
     if job.packed and job.student_seq_len is not None:
         raise InputError(
             "--student-seq-len is for rows of a batch; a pack's length is in its cu_seqlens_padded"
+        )
+    if (job.student_seq_len or 0) > MOST_SLOTS:
+        raise InputError(
+            f"--student-seq-len is {job.student_seq_len}, more than int32 can count; correct it"
+        )
+    if job.pad_vocab > MOST_SLOTS:
+        raise InputError(
+            f"--pad-vocab-to-multiple-of is {job.pad_vocab}, more than token ids can count; "
+            "correct it"
         )
     if job.norm_eps is not None and not (np.isfinite(job.norm_eps) and job.norm_eps >= 0):
         raise InputError(f"--norm-eps is {job.norm_eps}; it must be a finite number of at least 0")

@@ -1,0 +1,40 @@
+"""The largest sizes that anybody can have meant, and the refusal of larger ones.
+
+Past them a typing error, or a manifest that was written to harm, would be worked on for hours
+or overflow an integer.
+"""
+
+from __future__ import annotations
+
+from opdtool.core.errors import InputError
+from opdtool.core.words import plural
+
+MOST_SLOTS = 2**31 - 1
+"""What int32 cumulative lengths can count."""
+
+MOST_RANKS = 2**20
+
+
+def check_ranks(tp_size: int, cp_size: int) -> None:
+    """Refuse more ranks than anybody has.
+
+    Raises:
+        InputError: TP x CP is more than ``MOST_RANKS``.
+    """
+    if tp_size * cp_size > MOST_RANKS:
+        raise InputError(
+            f"TP {tp_size} x CP {cp_size} are more than {MOST_RANKS:,} ranks; correct --tp and --cp"
+        )
+
+
+def check_slots(what: str, slots: int) -> None:
+    """Refuse more slots than cumulative lengths can count; ``what`` begins the sentence.
+
+    Raises:
+        InputError: more than ``MOST_SLOTS``.
+    """
+    if slots > MOST_SLOTS:
+        raise InputError(
+            f"{what} {plural(slots, 'slot')}, more than int32 cumulative lengths can count; "
+            "take a smaller one"
+        )

@@ -1,0 +1,106 @@
+"""Options whose words or numbers nobody can have meant, for every command that takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opdtool.cli.main import load
+from opdtool.cli.start import COMMANDS
+from tests.cli.conftest import FIXTURES, Cli
+
+HUGE = 99_999_999_999_999_999_999
+"""Past int64."""
+BATCH = FIXTURES / "batch.safetensors"
+
+
+def takers(option: str) -> list[str]:
+    """The commands that have an option."""
+    return [name for name in COMMANDS if any(option in p.opts for p in load(name).params)]
+
+
+def line(command: str, tmp_path: Path) -> list[object]:
+    """A command line that works, written by hand; what it writes goes to ``tmp_path``."""
+    heads = ["--head", f"0={FIXTURES / 'teacher-a'}", "--head", f"1={FIXTURES / 'teacher-b'}"]
+    sizes = ["--draft-vocab-size", 8, "--vocab-size", 320]
+    one_pack = tmp_path / "packs" / "pack-00000.safetensors"
+    logits = FIXTURES / "teacher_logits.safetensors"
+    lines: dict[str, list[object]] = {
+        "pack": [BATCH, "-o", tmp_path / "packs"],
+        "verify-pack": [tmp_path / "packs", "--batch", BATCH],
+        "unpack": [tmp_path / "packs", "-o", tmp_path / "batch.safetensors"],
+        "build-mask": [BATCH, "-o", tmp_path / "mask.safetensors"],
+        "verify-mask": [tmp_path / "packs", "--batch", BATCH],
+        "roll": [one_pack, "--name", "input_ids", "-o", tmp_path / "rolled.safetensors"],
+        "compare": [BATCH, BATCH],
+        "inspect": [BATCH],
+        "simulate": [BATCH],
+        "build-d2t": [BATCH, *sizes, "-o", tmp_path / "d2t.safetensors"],
+        "verify-d2t": [FIXTURES / "draft"],
+        "map-d2t": [logits, "--d2t", FIXTURES / "draft", "-o", tmp_path / "drafted.safetensors"],
+        "reconstruct": [FIXTURES / "teacher_hidden.safetensors", *heads],
+    }
+    return lines[command]
+
+
+@pytest.mark.parametrize("word", ["tpu", "", "-1", "cuda:x", "CPU"])
+@pytest.mark.parametrize("command", takers("--device"))
+def test_a_device_that_is_none_is_refused_by_every_command(
+    cli: Cli, tmp_path: Path, command: str, word: str
+) -> None:
+    assert cli("pack", BATCH, "-o", tmp_path / "packs").status == 0
+    done = cli(command, *line(command, tmp_path), "--device", word)
+    assert done.status == 2, done.err
+    assert done.err == f"error: --device {word!r} is none; write auto, cpu, cuda or cuda:N\n"
+
+
+@pytest.mark.parametrize("command", takers("--device"))
+def test_the_command_lines_here_are_right_but_for_the_option(
+    cli: Cli, tmp_path: Path, command: str
+) -> None:
+    assert cli("pack", BATCH, "-o", tmp_path / "packs").status == 0
+    force = ["--force"] if command == "pack" else []
+    done = cli(command, *line(command, tmp_path), *force, "--device", "cpu")
+    assert done.status == 0, done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "number", "says"),
+    [
+        # 2 CP slots a sequence would still be counted by int32; so many ranks are nobody's.
+        *[(name, "--cp", 1_000_000_000, "ranks") for name in takers("--cp")],
+        *[(name, "--cp", HUGE, "ranks") for name in takers("--cp")],
+        *[(name, "--tp", HUGE, "ranks") for name in ("pack", "build-mask", "simulate", "map-d2t")],
+        ("pack", "--pad-multiple", HUGE, "int32"),
+        ("pack", "--pad-packed-multiple", HUGE, "int32"),
+        ("pack", "--pad-packed-to", HUGE, "int32"),
+        ("build-mask", "--pad-multiple", 2**31, "int32"),
+        ("verify-mask", "--pad-packed-multiple", 2**62, "contradicts the manifest"),
+        ("reconstruct", "--student-seq-len", HUGE, "int32"),
+        ("reconstruct", "--pad-vocab-to-multiple-of", HUGE, "token ids"),
+    ],
+)
+def test_a_size_that_nobody_has_is_refused_at_once(
+    cli: Cli, tmp_path: Path, command: str, option: str, number: int, says: str
+) -> None:
+    if command in ("verify-pack", "verify-mask"):
+        assert cli("pack", BATCH, "-o", tmp_path / "packs").status == 0
+        if option == "--cp":
+            says = "--cp"  # the files say otherwise
+    done = cli(command, *line(command, tmp_path), option, number)
+    assert done.status == 2, done.err
+    assert says in done.err
+    assert 1 <= len(done.err.splitlines()) <= 2
+
+
+def test_a_manifest_that_records_such_sizes_is_refused(cli: Cli, tmp_path: Path) -> None:
+    assert cli("pack", BATCH, "-o", tmp_path / "packs").status == 0
+    manifest = tmp_path / "packs" / "manifest.json"
+    text = manifest.read_text()
+    assert text.count('"tp": 1') == 1
+    manifest.write_text(text.replace('"tp": 1', f'"tp": {HUGE}'))
+    for command in ("verify-pack", "verify-mask"):
+        done = cli(command, *line(command, tmp_path))
+        assert done.status == 2
+        assert "ranks" in done.err
