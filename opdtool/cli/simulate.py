@@ -34,7 +34,7 @@ from opdtool.findings import Report
 if TYPE_CHECKING:
     from opdtool.checks.ranks import Outputs
     from opdtool.checks.ranks_cases import Case
-    from opdtool.checks.ranks_judge import Verdicts
+    from opdtool.checks.ranks_verdicts import Verdicts
     from opdtool.core.layout import PackGeometry
     from opdtool.io.batch import Batch
     from opdtool.ranks.launch import Ranks as World
@@ -130,10 +130,11 @@ class Sizes:
 def run(job: SimulateJob, world: World) -> Report:
     """Run the equivalence suite on all ranks and judge it; returns the report."""
     from opdtool.checks import ranks_cases, ranks_judge
+    from opdtool.checks.ranks_verdicts import Verdicts
     from opdtool.jobs.progress import progress
 
     geometries = ranks_cases.geometries(world.tp_size, world.cp_size)
-    verdicts = ranks_judge.Verdicts()
+    verdicts = Verdicts()
     count = rows = tokens = 0
     cut: list[int] = []
     cases = _cases(job, world, cut)
