@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from opdtool.checks.registry import check_name
 from opdtool.core.words import plural
-from opdtool.findings import Finding
+from opdtool.findings import Finding, Status
 
 _WIDE = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
@@ -78,26 +79,32 @@ class Figures:
         return mean if math.isfinite(mean) else None
 
 
-def check_finite(figures: dict[str, Figures]) -> list[Finding]:
-    """``finite-values``: a warning for each tensor with NaN or infinities, else one pass.
+def check_finite(figures: Mapping[str, Figures], unread: Mapping[str, str]) -> list[Finding]:
+    """``finite-values``: a warning for each tensor with NaN or infinities, else one pass; and
+    what was not looked at, by its dtype in ``unread``, is skipped.
 
     A warning, not a failure: a logit of minus infinity may be meant as a mask.
     """
-    bad = {name: f for name, f in figures.items() if f.nan or f.inf}
-    if not bad:
-        message = f"all values are finite in {plural(len(figures), 'tensor', ',')}"
-        return [_finding("pass", message, None)] if figures else []
-    return [
+    seen = {name: f for name, f in figures.items() if name not in unread}
+    bad = {name: f for name, f in seen.items() if f.nan or f.inf}
+    found = [
         _finding("warn", f"holds {f.nan:,} NaN and {f.inf:,} infinities in {f.numel:,}", name)
         for name, f in bad.items()
     ]
+    if seen and not bad:
+        message = f"all values are finite in {plural(len(seen), 'tensor', ',')}"
+        found.append(_finding("pass", message, None))
+    return found + [
+        _finding("skip", f"values of dtype {dtype} are not read", name)
+        for name, dtype in unread.items()
+    ]
 
 
-def _finding(status: str, message: str, tensor: str | None) -> Finding:
+def _finding(status: Status, message: str, tensor: str | None) -> Finding:
     return Finding(
         code="OPD943",
         name=check_name("OPD943"),
-        status="warn" if status == "warn" else "pass",
+        status=status,
         message=message,
         tensor=tensor,
     )

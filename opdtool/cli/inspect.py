@@ -83,6 +83,7 @@ def run(
     sections: list[Table] = []
     stats: dict[str, Any] = {}
     everything: dict[str, Figures] = {}
+    unread: dict[str, str] = {}
     with ExitStack() as stack:
         units = _units(path, rename or {}, stack)
         if not any(unit.source.names() for unit in units):
@@ -97,11 +98,12 @@ def run(
             before = f"{unit.label}: " if len(units) > 1 else ""
             stored = [Stored(info.name, info.shape, info.dtype) for info in infos]
             findings += check_canonical(stored, before)
-            everything |= {before + name: found for name, found in figures.items()}
+            everything |= {before + info.name: figures[info.name] for info in infos}
+            unread |= {before + info.name: info.dtype for info in infos if not info.readable}
             sections.append(_table(unit.label, infos, figures))
             stats[unit.label] = {info.name: _stats(info, figures[info.name]) for info in infos}
         files = len({unit.source.path_of(n) for unit in units for n in unit.source.names()})
-    findings += check_finite(everything)
+    findings += check_finite(everything, unread)
     return Report(
         command="inspect",
         geometry={"files": files, "tensors": len(everything), "bytes": total},
@@ -138,6 +140,9 @@ def _figures(
     from opdtool.checks.inspect import Figures
 
     figures = Figures()
+    if not info.readable:
+        advance(info.nbytes)
+        return figures
     size = max(1, info.itemsize)
     room = max(size, max_memory * size // (size + PER_ELEMENT))
     for _, piece in source.chunks(info.name, min(CHUNK, room)):
@@ -174,8 +179,8 @@ def _table(title: str, infos: Sequence[TensorInfo], figures: Mapping[str, Figure
                 info.dtype,
                 str(list(info.shape)),
                 f"{info.nbytes:,}",
-                f"{found.nan:,}",
-                f"{found.inf:,}",
+                f"{found.nan:,}" if info.readable else "-",
+                f"{found.inf:,}" if info.readable else "-",
                 *(_number(x) for x in (found.low, found.high, found.mean)),
             )
         )
@@ -193,8 +198,8 @@ def _stats(info: TensorInfo, figures: Figures) -> dict[str, Any]:
         "dtype": info.dtype,
         "shape": list(info.shape),
         "bytes": info.nbytes,
-        "nan": figures.nan,
-        "inf": figures.inf,
+        "nan": figures.nan if info.readable else None,
+        "inf": figures.inf if info.readable else None,
         "min": figures.low,
         "max": figures.high,
         "mean": figures.mean,

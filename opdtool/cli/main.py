@@ -104,6 +104,12 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         except BrokenPipeError:
             _close_stdout()
             raise typer.Exit(128 + signal.SIGPIPE) from None
+        except OSError as error:
+            # What the system says of a path is no defect of ours: a name too long, a loop of links.
+            if isinstance(error, TimeoutError) or not error.filename or not error.strerror:
+                raise typer.Exit(_internal_error(error)) from None
+            _say(f"error: {error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}")
+            raise typer.Exit(2) from None
         except Exception as error:
             if hasattr(error, "format_message"):  # a usage error raised inside a command
                 raise

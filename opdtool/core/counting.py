@@ -66,10 +66,11 @@ class TokenCounter:
         self._filled = 0
 
     def _note_strays(self, ids: Tensor, keep: Tensor, first_row: int) -> None:
-        stray = keep & ((ids < 0) | (ids >= self.vocab_size))
+        wide = ids.to(torch.int64)  # torch compares no wide unsigned integers
+        stray = keep & ((wide < 0) | (wide >= self.vocab_size))
         self.outside += int(stray.sum())
         for row, column in stray.nonzero()[: MOST_STRAYS - len(self.strays)].tolist():
-            self.strays.append((first_row + row, column, int(ids[row, column])))
+            self.strays.append((first_row + row, column, ids[row, column].numpy().item()))
 
 
 def total_of(counts: Tensor) -> int | float:

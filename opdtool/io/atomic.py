@@ -20,6 +20,7 @@ import secrets
 import shutil
 import signal
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from opdtool.core.errors import InputError
 from opdtool.io.pread import describe
 
 _TOO_LARGE = "the file would be larger than the system allows"
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -271,11 +273,26 @@ class Target:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that end a run wait: a lock is taken or given back whole, or not at all."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    """Signals that end a run wait: a lock is taken or given back whole, or not at all.
+
+    A mask holds back the signals of one thread alone, and another thread may take them; but
+    handlers of Python run in the main thread, so there they are put aside as well.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    arrived: list[int] = []
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                for number in _ENDING:
+                    handler = signal.getsignal(number)
+                    if handler is None or handler == signal.SIG_IGN:
+                        continue  # not Python's, or never delivered
+                    stack.callback(signal.signal, number, handler)
+                    signal.signal(number, lambda number, _: arrived.append(number))
+            yield
     finally:
+        if arrived:
+            signal.raise_signal(arrived[0])  # pending until the mask is lifted
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -23,7 +23,7 @@ from opdtool.core.words import plural
 from opdtool.io.lengths import first_not_finite, read_lengths
 from opdtool.io.places import find_places
 from opdtool.io.slices import Rows
-from opdtool.io.tensors import TensorInfo, TensorSource, open_tensors
+from opdtool.io.tensors import TensorInfo, TensorSource, as_bits, open_tensors
 
 WIDTH_NAMES = (
     "input_ids",
@@ -231,6 +231,7 @@ class Batch:
         if tokens:
             shape[1] = right - left
         out = torch.empty(shape, dtype=info.torch_dtype)
+        bits = as_bits(out)
         for part in self._parts:
             mine = np.flatnonzero((rows >= part.first) & (rows < part.first + part.rows))
             if not len(mine):
@@ -238,14 +239,14 @@ class Batch:
             own = rows[mine] - part.first
             to = torch.from_numpy(mine)
             if not tokens:
-                out[to] = part.source.read_rows(info.name, own)
+                bits[to] = as_bits(part.source.read_rows(info.name, own))
                 continue
             inner = slice(min(left, part.width), min(right, part.width))
             have = inner.stop - inner.start
             if have:
-                out[to, :have] = part.source.read_rows(info.name, own, inner)
+                bits[to, :have] = as_bits(part.source.read_rows(info.name, own, inner))
             if have < right - left:
-                out[to, have:] = torch.zeros((), dtype=out.dtype)
+                bits[to, have:] = 0
         return out
 
     def sample_mask(self) -> Tensor | None:

@@ -43,10 +43,11 @@ def parse_head_spec(text: str, option: str = "--head") -> HeadSpec:
     Raises:
         InputError: no path, or an empty KEY.
     """
-    match = re.match(r"(-?\d+)=", text)
-    index, rest = (int(match[1]), text[match.end() :]) if match else (0, text)
-    if len(str(index)) > 18:
-        raise InputError(f"{option} {text}: the index is past int64")
+    match = re.match(r"(-?)0*([0-9]+)=", text)
+    rest = text[match.end() :] if match else text
+    if match and len(match[2]) > 18:
+        raise InputError(f"{option} {match[2][:18]}...={rest}: the index is past int64")
+    index = int(match[1] + match[2]) if match else 0
     path, key = rest, None
     if ":" in rest and not _exists(rest):
         colons = [at for at, letter in enumerate(rest) if letter == ":"]

@@ -37,7 +37,13 @@ def dump(path: Path | str, /, **tensors: Any) -> Path:
     target = dump_name(path, *_rank_and_size())
     found: dict[str, Tensor] = {}
     for name, value in tensors.items():
-        found.update(_tensors(name, value))
+        made = _tensors(name, value)
+        twice = sorted(found.keys() & made)
+        if twice:
+            raise InputError(
+                f"{target}: two tensors would both be named {twice[0]}; pass one by another name"
+            )
+        found |= made
     if not found:
         raise InputError(f"{target}: nothing to dump; pass tensors by name")
     save_tensors(target, found, force=True)

@@ -198,6 +198,20 @@ class _Reader:
             raise InputError(f"{self.path}: {key} is {ascii(value)[:60]}; a text is expected")
         return value
 
+    def any_text(self, holder: Mapping[str, Any], key: str) -> str:
+        """A text of any letters: a file that was read may have any name that a system allows."""
+        value = holder.get(key)
+        if not isinstance(value, str):
+            raise InputError(f"{self.path}: {key} is {ascii(value)[:60]}; a text is expected")
+        return value
+
+    def index(self, holder: Mapping[str, Any]) -> int:
+        """The index of a teacher, which may be negative."""
+        value = holder.get("index")
+        if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+            raise InputError(f"{self.path}: index is {ascii(value)[:60]}; a number is expected")
+        return value
+
     def count(self, holder: Mapping[str, Any], key: str) -> int:
         value = holder.get(key)
         if type(value) is not int or not 0 <= value < 1 << 63:
@@ -250,10 +264,10 @@ class _Reader:
             item = self.mapping(raw, "an input")
             found.append(
                 ManifestInput(
-                    self.text(item, "name"),
+                    self.any_text(item, "name"),
                     self.sha256(item),
                     self.text(item, "role"),
-                    self.count(item, "index") if "index" in item else None,
+                    self.index(item) if "index" in item else None,
                     self.text(item, "tensor") if "tensor" in item else None,
                 )
             )

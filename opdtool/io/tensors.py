@@ -37,6 +37,15 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
+_PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_bits(tensor: Tensor) -> Tensor:
+    """The same storage under a dtype of its size that torch can index: it lacks most operations
+    for wide unsigned integers and for 8-bit floats."""
+    return tensor.view(_PLAIN[tensor.element_size()])
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """What a file says of a tensor. ``dtype`` is the format's own word, such as ``BF16``."""
@@ -45,6 +54,8 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    path: Path | None = None
+    """The file that holds it, where one does."""
 
     @property
     def numel(self) -> int:
@@ -60,11 +71,17 @@ class TensorInfo:
         return BITS[self.dtype] // 8
 
     @property
+    def readable(self) -> bool:
+        """Whether its values can be read: torch lacks a few dtypes of the format."""
+        return self.dtype in TORCH_DTYPES
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The torch dtype. InputError for the few of the format that cannot be read here."""
-        if self.dtype not in TORCH_DTYPES:
+        if not self.readable:
+            where = f"{self.path}: " if self.path else ""
             raise InputError(
-                f"{self.name} has dtype {self.dtype}, which cannot be read; "
+                f"{where}{self.name} has dtype {self.dtype}, which cannot be read; "
                 f"store it as one of {', '.join(READABLE)}"
             )
         return TORCH_DTYPES[self.dtype]
@@ -185,8 +202,8 @@ class TensorSource:
         Raises:
             InputError: there is none of that name; it lists those that are there.
         """
-        _, entry = self._entry(name)
-        return TensorInfo(name, entry.dtype, entry.shape, entry.nbytes)
+        file, entry = self._entry(name)
+        return TensorInfo(name, entry.dtype, entry.shape, entry.nbytes, Path(file.path))
 
     require = info
 
@@ -252,11 +269,7 @@ class TensorSource:
 
     def _empty(self, name: str, shape: Sequence[int]) -> tuple[Tensor, np.ndarray]:
         """A new tensor and its bytes. The shape was checked against the file's size."""
-        try:
-            dtype = self.info(name).torch_dtype
-        except InputError as error:
-            raise InputError(f"{self.path_of(name)}: {error}") from None
-        out = torch.empty(list(shape), dtype=dtype)
+        out = torch.empty(list(shape), dtype=self.info(name).torch_dtype)
         if out.numel() == 0:
             return out, np.empty(0, np.uint8)
         return out, out.reshape(-1).view(torch.uint8).numpy()

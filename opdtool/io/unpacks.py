@@ -119,17 +119,16 @@ def unpack(packs: PackDirectory, output: Path, *, force: bool, max_memory: int) 
             for name in packs.row_aligned
         ]
     with TensorFileWriter(output, specs, force=force) as out:
-        restored: list[Ints] = []
+        restored: set[int] = set()
         for microbatch in range(packs.microbatches):
             with ExitStack() as stack:
                 shards = [
                     stack.enter_context(open_tensors([path])) for path in packs.shards(microbatch)
                 ]
                 layout = _layout(packs, shards, specs)
-                restored.append(layout.sequence_index)
-                _refuse_twice(packs, restored)
+                _restore(packs, restored, layout.sequence_index)
                 _unpack_microbatch(packs, layout, shards, out, max_memory)
-        left = packs.rows - sum(len(rows) for rows in restored)
+        left = packs.rows - len(restored)
         for spec in specs:  # rows that were dropped when packing stay zero
             out.leave_zero(spec.name, left * math.prod(spec.shape[1:]))
         return out.finish()
@@ -171,11 +170,12 @@ def _layout(
     return layout
 
 
-def _refuse_twice(packs: PackDirectory, restored: list[Ints]) -> None:
-    rows = np.concatenate(restored)
-    found, count = np.unique(rows, return_counts=True)
-    if len(found) < len(rows):
-        raise InputError(f"{packs.path}: row {found[count > 1][0]} is packed twice; pack again")
+def _restore(packs: PackDirectory, restored: set[int], rows: Ints) -> None:
+    """Note the rows of one microbatch, none of which another one may have held."""
+    for row in rows.tolist():
+        if row in restored:
+            raise InputError(f"{packs.path}: row {row} is packed twice; pack again")
+        restored.add(row)
 
 
 def _unpack_microbatch(

@@ -235,7 +235,7 @@ class TensorFileWriter:
         if lacking:
             self.abort()
             raise RuntimeError(f"{self.path}: not written whole: {lacking} bytes are missing")
-        digest = workers().submit(_sync_and_hash, self._fd, self.size)
+        digest = workers().submit(_sync_and_hash, self.path, self._fd, self.size)
         self._fd = -1  # the thread closes it
         specs = tuple(self._specs[name] for name in sorted(self._specs))
         result = WrittenFile(self.path.name, self.size, specs, digest)
@@ -294,7 +294,7 @@ def seal(working: Path, specs: Sequence[TensorSpec], written: int) -> WrittenFil
     if written != nbytes or size != len(header) + nbytes:
         os.close(fd)
         raise RuntimeError(f"{working}: not written whole: {plural(written, 'byte')} of {nbytes}")
-    digest = workers().submit(_sync_and_hash, fd, size)
+    digest = workers().submit(_sync_and_hash, working, fd, size)
     return WrittenFile(working.name, size, tuple(sorted(specs, key=lambda spec: spec.name)), digest)
 
 
@@ -320,18 +320,22 @@ def _runs(
     )
 
 
-def _sync_and_hash(fd: int, size: int) -> str:
-    """The sha256 of an open file, read back from the page cache, and its data made durable."""
+def _sync_and_hash(path: Path, fd: int, size: int) -> str:
+    """The sha256 of an open file, read back from the page cache, and its data made durable.
+
+    A disk that is found to be full only now is said of ``path``, wherever the hash is asked for.
+    """
     try:
-        digest, at = hashlib.sha256(), 0
-        buffer = memoryview(bytearray(min(_HASH_STEP, max(size, 1))))
-        while at < size:
-            count = os.preadv(fd, [buffer[: size - at]], at)
-            if count == 0:
-                raise OSError("the file was truncated while it was written")
-            digest.update(buffer[:count])
-            at += count
-        os.fsync(fd)
+        with writing(path):
+            digest, at = hashlib.sha256(), 0
+            buffer = memoryview(bytearray(min(_HASH_STEP, max(size, 1))))
+            while at < size:
+                count = os.preadv(fd, [buffer[: size - at]], at)
+                if count == 0:
+                    raise OSError("the file was truncated while it was written")
+                digest.update(buffer[:count])
+                at += count
+            os.fsync(fd)
         return digest.hexdigest()
     finally:
         os.close(fd)

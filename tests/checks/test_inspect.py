@@ -57,17 +57,17 @@ def test_every_dtype_has_its_extremes_and_mean(
 
 def test_a_tensor_that_is_not_finite_is_warned_of_and_the_others_are_not_listed() -> None:
     good, bad = figures_of(torch.ones(4)), figures_of(torch.tensor([math.nan, 1, math.inf, 2]))
-    (only,) = check_finite({"good": good, "bad": bad})
+    (only,) = check_finite({"good": good, "bad": bad}, {})
     assert (only.code, only.name, only.status) == ("OPD943", "finite-values", "warn")
     assert (only.tensor, only.message) == ("bad", "holds 1 NaN and 1 infinities in 4")
 
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1 tensor"), (2, "2 tensors")])
 def test_finite_tensors_pass_together(count: int, words: str) -> None:
-    (only,) = check_finite({f"t{i}": figures_of(torch.ones(3)) for i in range(count)})
+    (only,) = check_finite({f"t{i}": figures_of(torch.ones(3)) for i in range(count)}, {})
     assert (only.status, only.tensor) == ("pass", None)
     assert only.message == f"all values are finite in {words}"
 
 
 def test_no_tensor_is_no_finding() -> None:
-    assert check_finite({}) == []
+    assert check_finite({}, {}) == []

@@ -258,3 +258,46 @@ def test_an_empty_directory_and_a_missing_file_are_exit_2(cli: Cli, tmp_path: Pa
         done = cli("inspect", path)
         assert (done.status, done.out) == (2, "")
         assert str(path) in done.err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "nbytes"),
+    [("F4", 4, 2), ("F6_E2M3", 4, 3), ("F8_E8M0", 4, 4), ("C64", 2, 16)],
+)
+def test_a_dtype_that_torch_lacks_is_shown_without_its_values(
+    cli: Cli, tmp_path: Path, dtype: str, count: int, nbytes: int
+) -> None:
+    entry = {"dtype": dtype, "shape": [count], "data_offsets": [4, 4 + nbytes]}
+    plain = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({"x": plain, "odd": entry}).encode()
+    file = tmp_path / "odd.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 + nbytes))
+    whole = report(cli, file)
+    shown = whole["stats"]["files"]["odd.safetensors"]["odd"]
+    assert shown["dtype"] == dtype
+    assert (shown["shape"], shown["bytes"]) == ([count], nbytes)
+    assert (shown["nan"], shown["inf"], shown["min"]) == (None, None, None)
+    said = {check["status"]: check for check in of(whole, "finite-values")}
+    assert said.keys() == {"pass", "skip"}
+    assert (said["skip"]["tensor"], said["skip"]["message"]) == (
+        "odd",
+        f"values of dtype {dtype} are not read",
+    )
+    assert said["pass"]["message"] == "all values are finite in 1 tensor"
+    text = cli("inspect", file)
+    assert text.status == 0
+    row = next(line.split() for line in text.out.splitlines() if line.split()[:1] == ["odd"])
+    assert row[-5:] == ["-"] * 5
+
+
+def test_a_head_that_cannot_be_read_is_refused_with_its_file(
+    cli: Cli, fixtures: Path, tmp_path: Path
+) -> None:
+    header = json.dumps(
+        {"lm_head.weight": {"dtype": "F4", "shape": [2, 2], "data_offsets": [0, 2]}}
+    ).encode()
+    file = tmp_path / "head.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    done = cli("reconstruct", fixtures / "teacher_hidden.safetensors", "--head", file)
+    assert done.status == 2
+    assert done.err.startswith(f"error: {file}: lm_head.weight has dtype F4, which cannot be read")

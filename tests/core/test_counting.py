@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,3 +85,19 @@ def test_a_total_is_exact_past_int64() -> None:
     for counts in ([2**63 - 1] * 5, [2**62, 2**62, 1], [2**32 - 1, 2**32, 2**32 + 1], [0, 7]):
         assert total_of(torch.tensor(counts)) == sum(counts)
     assert total_of(torch.tensor([0.25, 0.5], dtype=torch.float64)) == 0.75
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_ids_outside_are_told_too(dtype: torch.dtype) -> None:
+    counter = TokenCounter(5)
+    counter.add(torch.tensor([[0, 200, 4, 4]]).to(dtype), torch.ones(1, 4, dtype=torch.bool))
+    assert counter.counts.tolist() == [1, 0, 0, 0, 2]
+    assert counter.strays == [(0, 1, 200)]
+
+
+def test_ids_past_int64_are_told_as_they_are() -> None:
+    counter = TokenCounter(5)
+    ids = torch.from_numpy(np.array([[2**64 - 1, 3]], np.uint64))
+    counter.add(ids, torch.ones(1, 2, dtype=torch.bool))
+    assert counter.counts.tolist() == [0, 0, 0, 1, 0]
+    assert counter.strays == [(0, 0, 2**64 - 1)]

@@ -346,3 +346,31 @@ def test_a_batch_larger_than_memory_is_read_in_pieces(tmp_path: Path) -> None:
     total, grown = done.stdout.split()
     assert int(total) == rows * width, done.stderr
     assert int(grown) < 80
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16),
+        *(torch.bool, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    ],
+    ids=str,
+)
+def test_rows_of_several_files_are_gathered_in_every_dtype(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    one, two = make(3, 4), make(2, 6, seed=1)
+    for number, tensors in enumerate((one, two)):
+        rows, width = tensors["input_ids"].shape
+        tensors["extra"] = (torch.arange(rows * width) % 2 + number).reshape(rows, width).to(dtype)
+        tensors["per_row"] = (torch.arange(rows) % 2).to(dtype)
+    batch = opened(tmp_path, one, two)
+    found = batch.read("extra", np.array([4, 0, 4, 2]), slice(2, 6)).to(torch.float64)
+    second, last = [1, 2, 1, 2], [0, 1, 0, 0]
+    # Row 4 is 1 + (6..11) % 2 and row 0 of the first file (0..3) % 2, its width four.
+    assert found.tolist() == [
+        [float(bool(x)) if dtype == torch.bool else float(x) for x in row]
+        for row in (second, last, second, last)
+    ]
+    per_row = batch.read("per_row", np.array([1, 3, 4])).to(torch.float64)
+    assert per_row.tolist() == [1, 0, 1]

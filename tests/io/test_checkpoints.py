@@ -282,3 +282,23 @@ def test_a_configuration_that_is_none_is_refused(text: str, tmp_path: Path) -> N
     (path / "config.json").write_text(text)
     with pytest.raises(InputError, match=r"config\.json"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        ("0007=p", 7),
+        ("-0=p", 0),
+        ("-12=p", -12),
+        ("0" * 5000 + "3=p", 3),
+        ("9" * 18 + "=p", 10**18 - 1),
+    ],
+)
+def test_an_index_may_have_zeros_in_front(text: str, index: int) -> None:
+    assert parse_head_spec(text).index == index
+
+
+@pytest.mark.parametrize("digits", ["1" * 19, "-" + "1" * 19, "9" * 5000, "0" + "9" * 5000])
+def test_an_index_past_int64_is_refused_however_many_digits_it_has(digits: str) -> None:
+    with pytest.raises(InputError, match="the index is past int64"):
+        parse_head_spec(f"{digits}=p")

@@ -115,3 +115,9 @@ def test_every_rank_writes_its_own_file(tmp_path: Path) -> None:
     for rank in range(2):
         found = load_file(tmp_path / f"step.rank{rank}of2.safetensors")
         assert found["x"].tolist() == [rank, rank]
+
+
+def test_two_arguments_that_become_one_name_are_refused_and_none_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"both be named a\.b; pass one by"):
+        opdtool.dump(tmp_path / "d", **{"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)})
+    assert list(tmp_path.iterdir()) == []

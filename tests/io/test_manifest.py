@@ -250,3 +250,34 @@ def test_what_is_hashed_is_what_was_there_at_the_start(tmp_path: Path) -> None:
     os.replace(tmp_path / "b", tmp_path / "a")
     gate.set()
     assert hasher.result()[0].sha256 == hashlib.sha256(b"old").hexdigest()
+
+
+@pytest.mark.parametrize(
+    "name", ["two\nlines.safetensors", "caf\udce9.safetensors", "é.st", "\x1b"]
+)
+def test_inputs_of_any_name_that_a_system_allows_are_read_back(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"input")
+    with OutputDir(tmp_path / "out") as out:
+        out.save_tensors("b.safetensors", {"x": torch.ones(2, 3)})
+        manifest = make_manifest(
+            "reconstruct",
+            geometry={},
+            files=out.files,
+            inputs=[*hash_inputs([path]), ManifestInput("h", "0" * 64, "head", -3, "w")],
+        )
+        out.finish(manifest.to_json())
+    found = read_manifest(tmp_path / "out")
+    assert [item.name for item in found.inputs] == [name, "h"]
+    assert found.inputs[1].index == -3
+    assert verify_files(tmp_path / "out", found) == []
+
+
+@pytest.mark.parametrize("index", ["3", 1.5, True, 1 << 63, -(1 << 63) - 1, [1]])
+def test_an_index_of_a_head_that_is_none_is_refused(index: object, tmp_path: Path) -> None:
+    path = made(tmp_path)
+    document = json.loads((path / "manifest.json").read_text())
+    document["inputs"][1]["index"] = index
+    (path / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"index is .*; a number is expected"):
+        read_manifest(path)

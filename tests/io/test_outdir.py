@@ -360,3 +360,70 @@ def test_a_read_only_file_system_is_a_sentence(tmp_path: Path) -> None:
     assert lines[0] == f"{tmp_path}/a: {refusal}", done.stderr
     assert lines[2] == f"{tmp_path}/out: {refusal}"
     assert lines[1::2] == ["['there']"] * 3
+
+
+def test_a_disk_that_is_full_only_when_synced_is_a_sentence_wherever_the_hash_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "work").mkdir()
+    part = OutputPart(tmp_path / "work", tmp_path / "out")
+    part.save_tensors("x.safetensors", {"x": torch.ones(3)})
+    reason = r"out/x\.safetensors: cannot be written: the disk is full"
+    with pytest.raises(InputError, match=reason):
+        part.records()
+    with pytest.raises(InputError, match=reason):
+        make_manifest("pack", geometry={}, files=part.files, inputs=[])
+    with pytest.raises(InputError, match=reason.replace("x", "0", 1)):
+        build(tmp_path / "out", 1.0)
+    assert listing(tmp_path) == ["work"]
+
+
+SENT = """
+import os, signal, sys, threading, time
+from opdtool.io.atomic import undisturbed
+
+busy = threading.Thread(target=time.sleep, args=(30,), daemon=True)
+busy.start()  # a thread that may take the signal in place of the main one
+done = []
+NUMBER = getattr(signal, sys.argv[1])
+class Ended(Exception):
+    pass
+def handler(number, frame):
+    raise Ended
+signal.signal(NUMBER, handler)
+try:
+    with undisturbed():
+        os.kill(os.getpid(), NUMBER)
+        for _ in range(50):  # time for a handler to run in
+            time.sleep(0.01)
+        done.append("whole")
+    time.sleep(0.01)
+    done.append("not ended")
+except Ended:
+    done.append("ended")
+assert signal.getsignal(NUMBER) is handler
+print(done)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_waits_until_a_lock_is_whole_though_another_thread_could_take_it(
+    name: str,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SENT, name], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "['whole', 'ended']\n", done.stderr
+
+
+def test_a_signal_that_kills_kills_once_the_lock_is_whole() -> None:
+    script = SENT.replace("signal.signal(NUMBER, handler)", "signal.signal(NUMBER, signal.SIG_DFL)")
+    script = script.replace('done.append("whole")', 'print("whole", flush=True)')
+    done = subprocess.run(
+        [sys.executable, "-c", script, "SIGTERM"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("whole\n", -signal.SIGTERM)

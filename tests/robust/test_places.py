@@ -320,3 +320,49 @@ def test_a_run_survives_the_loss_of_its_terminal_only_as_long_as_it_is_told(
     assert contents(out) is None or ended.status == 0
     assert run(*jobs.argv("pack", out), "--force").status == 0
     assert leftovers(tmp_path) == []
+
+
+LONG = "x" * 400 + ".safetensors"
+"""More letters than a file name may have."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"pack {LONG} -o out",
+        f"pack {{batch}} -o {LONG}",
+        f"unpack {LONG} -o out",
+        f"verify-pack {LONG} --batch {{batch}}",
+        f"build-mask {LONG} -o out.safetensors",
+        f"verify-mask {LONG} --batch {{batch}}",
+        f"build-d2t {LONG} --vocab-size 4 --draft-vocab-size 2 -o out",
+        f"verify-d2t {LONG}",
+        f"map-d2t {LONG} --d2t {LONG} -o out",
+        f"reconstruct {{hidden}} --head {LONG}",
+        f"reconstruct {{hidden}} --head {{teacher}} --reference {LONG}",
+        f"inspect {LONG}",
+        f"inspect {{batch}} --report {LONG}.json",
+        f"compare {LONG} {LONG}",
+        f"roll {LONG} --name x -o out",
+        f"rescale {LONG} --normalizers {LONG} --token-factor 1 --sequence-factor 1",
+        f"convert {LONG}.pt -o out",
+        f"check {LONG}",
+        f"demo {LONG}",
+        f"simulate {LONG}",
+    ],
+)
+def test_a_name_too_long_for_the_system_is_a_sentence(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "batch": FIXTURES / "batch.safetensors",
+        "hidden": FIXTURES / "teacher_hidden.safetensors",
+        "teacher": FIXTURES / "teacher-a",
+    }
+    assert run_here([word.format(**given) for word in line.split()]) == 2
+    said = capsys.readouterr().err
+    assert LONG in said
+    assert "too long" in said
+    assert len(said.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []
