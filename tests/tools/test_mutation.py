@@ -8,6 +8,7 @@ import pytest
 
 from tools.mutants import mutants_of
 from tools.mutation import ROOT, equivalent, main, mapped_tests
+from tools.mutation_map import UNMAPPED
 
 SOURCE = '''
 """A docstring with 1 number."""
@@ -88,6 +89,17 @@ def test_every_module_that_is_mapped_is_there_and_so_are_tests_for_it() -> None:
         assert tests, module
         missing = [test for test in tests if not (ROOT / test).is_file()]
         assert not missing, f"{module}: {missing}"
+
+
+def test_every_module_of_core_and_checks_is_mapped() -> None:
+    there = {
+        f"{layer}/{path.stem}"
+        for layer in ("core", "checks")
+        for path in (ROOT / "opdtool" / layer).glob("*.py")
+        if path.stem != "__init__"
+    }
+    assert len(there) > 40
+    assert there == set(mapped_tests()) | UNMAPPED
 
 
 def test_mutants_are_listed_in_the_same_order_every_time(
