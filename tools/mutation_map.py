@@ -30,7 +30,8 @@ _TEACHER = (
     "tests/checks/test_teacher_search.py",
     "tests/cli/test_reconstruct.py",
 )
-_RANKS = ("tests/cli/test_simulate.py",)
+_RANKS = ("tests/checks/test_ranks_direct.py", "tests/cli/test_simulate.py")
+_SMALL = "tests/checks/test_small_direct.py"
 
 UNMAPPED = frozenset({"core/errors", "checks/registry"})
 """Modules that state what there is and decide nothing."""
@@ -59,8 +60,8 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/bounds", ("tests/core/test_bounds.py", "tests/core/test_compare.py")),
     ("core/compare", ("tests/core/test_compare_edges.py", "tests/core/test_compare.py")),
     ("checks/canonical", ("tests/cli/test_inspect.py",)),
-    ("checks/places", _MASKS),
-    ("checks/room", ("tests/robust/test_limits.py",)),
+    ("checks/places", (_SMALL,)),
+    ("checks/room", (_SMALL,)),
     ("checks/strips", _MASKS),
     ("checks/compare", ("tests/checks/test_compare.py", "tests/cli/test_compare.py")),
     ("checks/inspect", ("tests/checks/test_inspect.py", "tests/cli/test_inspect.py")),
@@ -69,7 +70,13 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks/vocab_faults", _DRAFT),
     ("checks/vocab_fit", _DRAFT),
     ("checks/vocab_ids", ("tests/checks/test_vocab_ids.py", *_DRAFT)),
-    ("checks/vocab_logits", ("tests/cli/test_map_d2t.py",)),
+    (
+        "checks/vocab_logits",
+        (
+            _SMALL,
+            "tests/cli/test_map_d2t.py",
+        ),
+    ),
     ("checks/layout", _LAYOUT),
     ("checks/layout_lengths", _LAYOUT),
     ("checks/layout_multiples", _LAYOUT),
@@ -96,8 +103,8 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("checks/faults_teacher_sample", _TEACHER),
     ("checks/faults_teacher_shifts", _TEACHER),
     ("checks/ranks", _RANKS),
-    ("checks/ranks_cases", _RANKS),
+    ("checks/ranks_cases", _RANKS[:1]),
     ("checks/ranks_judge", _RANKS),
-    ("checks/ranks_verdicts", _RANKS),
-    ("checks/ranks_reference", _RANKS),
+    ("checks/ranks_verdicts", _RANKS[:1]),
+    ("checks/ranks_reference", _RANKS[:1]),
 )
