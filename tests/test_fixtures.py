@@ -344,6 +344,7 @@ def test_every_fixture_is_described_in_the_readme() -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 def test_fixtures_made_again_pass_the_same_checks(tmp_path: Path) -> None:
     """And hold the same integers and masks, where this Python carries the same text."""
     threads = torch.get_num_threads()

@@ -244,10 +244,9 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def moments() -> list[object]:
-    """When a rank is killed: while ranks start, or while they work; once by default."""
+    """When a rank is killed: while ranks start, or while they work."""
     return [
-        pytest.param(phase, number, marks=[] if (phase, number) == now else [pytest.mark.slow])
-        for now in [("working", 0)]
+        pytest.param(phase, number, marks=[pytest.mark.slow])
         for phase in ("starting", "working")
         for number in range(4)
     ]
