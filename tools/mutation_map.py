@@ -59,7 +59,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/words", ("tests/core/test_words.py",)),
     ("core/bounds", ("tests/core/test_bounds.py", "tests/core/test_compare.py")),
     ("core/compare", ("tests/core/test_compare_edges.py", "tests/core/test_compare.py")),
-    ("checks/canonical", ("tests/cli/test_inspect.py",)),
+    ("checks/canonical", ("tests/checks/test_canonical.py",)),
     ("checks/places", (_SMALL,)),
     ("checks/room", (_SMALL,)),
     ("checks/strips", _MASKS),
