@@ -55,7 +55,7 @@ TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/divergence", ("tests/core/test_divergence.py",)),
     ("core/scores", ("tests/core/test_scores.py",)),
     ("core/group", ("tests/core/test_refusals.py", "tests/core/test_vocab_ranks.py")),
-    ("core/limits", ("tests/cli/test_option_bounds.py",)),
+    ("core/limits", ("tests/core/test_limits.py",)),
     ("core/words", ("tests/core/test_words.py",)),
     ("core/bounds", ("tests/core/test_bounds.py", "tests/core/test_compare.py")),
     ("core/compare", ("tests/core/test_compare_edges.py", "tests/core/test_compare.py")),
