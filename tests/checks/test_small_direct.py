@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opdtool.checks.places import describe, number
-from opdtool.checks.room import Room
+from opdtool.checks.room import ROOM, Room
 from opdtool.checks.vocab_logits import (
     Tally,
     compare_block,
@@ -53,6 +53,10 @@ def test_what_is_held_at_a_time_grows_with_the_memory_between_two_ends(
     memory: int, values: int, long: int, slots: int, cells: int
 ) -> None:
     assert Room.within(memory) == Room(values=values, long=long, slots=slots, cells=cells)
+
+
+def test_a_check_that_is_not_told_otherwise_holds_the_most_that_helps() -> None:
+    assert Room(values=1 << 20, long=1 << 24, slots=1 << 16, cells=1 << 22) == ROOM
 
 
 INF, NAN = math.inf, math.nan
