@@ -131,6 +131,7 @@ def test_misread_maps_pick_their_columns_where_they_can_be_and_differ() -> None:
     assert "d2t-arange" not in wrong_columns(d2t, 4)
     assert "d2t-absolute" not in wrong_columns(torch.tensor([1, -1, 0]), 5)
     assert "d2t-all-zero" not in wrong_columns(torch.zeros(3, dtype=torch.int64), 5)
+    assert "d2t-arange" not in wrong_columns(torch.tensor([0, 1, 2]), 9)  # it is the map itself
     assert "d2t-absolute" in wrong_columns(torch.tensor([0, 4], dtype=torch.uint8), 5)
     assert "d2t-absolute" not in wrong_columns(torch.tensor([0, 5], dtype=torch.uint8), 5)
 
