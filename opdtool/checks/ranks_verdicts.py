@@ -35,8 +35,8 @@ class Verdict:
                 | {
                     "geometry": geometry,
                     "index": at,
-                    "expected": expected.reshape(-1)[at : at + 1].tolist()[0],
-                    "actual": actual.reshape(-1)[at : at + 1].tolist()[0],
+                    "expected": expected.reshape(-1)[at].item(),
+                    "actual": actual.reshape(-1)[at].item(),
                 }
             )
 

@@ -140,6 +140,18 @@ def test_a_dtype_that_can_be_read_warns_and_another_fails(
     assert words(tensor) == [message]
 
 
+def test_what_is_wrong_or_right_keeps_nothing_behind_it_from_being_looked_at() -> None:
+    bad = ("input_ids", (36,), "I64")
+    two_forms = ("teacher_full_logits", (1, 9, 7), "F32")
+    for first in (bad, two_forms, ("t2d", (7,), "BOOL")):
+        found = said(first, ("input_lengths", (5, 1), "F32"))
+        assert ("OPD941", "fail", "input_lengths") in found
+        assert ("OPD942", "fail", "input_lengths") in found
+    # The second of two files' sizes is still held to the first.
+    lengths, mask = ("input_lengths", (5,), "I64"), ("sample_mask", (4,), "F32")
+    assert ("OPD941", "fail", "sample_mask") in said(bad, two_forms, lengths, mask)
+
+
 def test_each_code_speaks_of_what_is_wrong_first_and_then_of_the_rest_by_file() -> None:
     found = list(
         check_canonical(

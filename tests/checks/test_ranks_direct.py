@@ -203,8 +203,10 @@ def test_values_are_counted_by_geometry_and_the_first_wrong_ones_are_placed() ->
         {"case": "one", "geometry": "a", "index": 3, "expected": 6, "actual": 4},
         {"case": "one", "geometry": "b", "index": 0, "expected": 8.0, "actual": 7.0},
     ]
+    verdicts.same("OPD702", "b", {}, np.array([1]), np.array([1]))
     first, second = verdicts.tables()
     assert (first.title, second.title) == ("a", "b")
+    assert ([row[0] for row in first.rows], len(second.rows)) == ([CODE], 2)
     assert first.rows[0][2:] == ("5", "2", "fail")
     assert second.rows[0][2:] == ("1", "1", "fail")
 
