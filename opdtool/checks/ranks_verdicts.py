@@ -29,14 +29,15 @@ class Verdict:
         self.compared[geometry] = self.compared.get(geometry, 0) + bad.size
         where = np.flatnonzero(bad)
         self.wrong[geometry] = self.wrong.get(geometry, 0) + len(where)
+        # Values of any kind, digests of ranks among them: tolist makes all of them Python's.
         for at in where[: MAX_PLACES - len(self.places)].tolist():
             self.places.append(
                 place
                 | {
                     "geometry": geometry,
                     "index": at,
-                    "expected": expected.reshape(-1)[at].item(),
-                    "actual": actual.reshape(-1)[at].item(),
+                    "expected": expected.reshape(-1)[at : at + 1].tolist()[0],
+                    "actual": actual.reshape(-1)[at : at + 1].tolist()[0],
                 }
             )
 

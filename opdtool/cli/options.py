@@ -196,9 +196,12 @@ def parse_size(text: str, option: str = "--max-memory") -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or int(float(match[1]) * unit) < 1:
-        raise InputError(f"{option} {text!r} is no size; write 512MiB, 2GiB or a number of bytes")
-    return int(float(match[1]) * unit)
+    size = float(match[1]) * unit if match is not None and unit is not None else 0.0
+    if not 1 <= size < 2**63:
+        raise InputError(
+            f"{option} {text[:40]!r} is no size; write 512MiB, 2GiB or a number of bytes"
+        )
+    return int(size)
 
 
 def parse_renames(pairs: Sequence[str]) -> Mapping[str, str]:

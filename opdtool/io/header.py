@@ -112,7 +112,9 @@ def strict_json(text: bytes, what: str) -> Any:
     except RecursionError:
         raise InputError(f"{what} is nested too deeply to be read") from None
     except ValueError as error:
-        raise InputError(f"{what} is not JSON: {error}") from None
+        # Python's own words on a number of thousands of digits speak to programmers.
+        said = "a number has too many digits" if "int_max_str" in str(error) else error
+        raise InputError(f"{what} is not JSON: {said}") from None
 
 
 def _show(name: str) -> str:

@@ -128,6 +128,10 @@ def _row_aligned(path: Path, names: object) -> list[str]:
     return names
 
 
+MOST_DIGITS = 7
+"""Digits of a rank in a file's name: more would be counted to, or overflow."""
+
+
 def _by_name(
     files: Sequence[Path], cp: int | None, recorded: Mapping[str, Scalar] | None
 ) -> DumpGroups:
@@ -136,6 +140,10 @@ def _by_name(
     for path in files:
         match = TAG.search(path.name)
         assert match is not None
+        if max(len(match[1]), len(match[2])) > MOST_DIGITS:
+            raise InputError(
+                f"{path}: nobody has as many ranks as its name says; write .cpRofN, as in .cp0of2"
+            )
         rank, named = int(match[1]), int(match[2])
         if size is None:
             size = named
@@ -157,11 +165,11 @@ def _by_name(
     assert size is not None
     packs = []
     for (parent, stem), group in ranks.items():
-        missing = [rank for rank in range(size) if rank not in group]
-        if missing:
+        missing = next((rank for rank in range(size) if rank not in group), None)
+        if missing is not None:
             raise InputError(
                 f"{parent / stem}: {len(group)} of {size} context-parallel files; the file of "
-                f"rank {missing[0]} (.cp{missing[0]}of{size}) is missing"
+                f"rank {missing} (.cp{missing}of{size}) is missing"
             )
         if interrupted_set(parent / f"{stem}.safetensors"):
             raise InputError(

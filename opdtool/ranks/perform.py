@@ -71,7 +71,7 @@ def check_device_name(name: str) -> None:
     Raises:
         InputError: neither ``auto``, ``cpu``, ``cuda`` nor ``cuda:N``.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
         raise InputError(f"--device {name!r} is none; write auto, cpu, cuda or cuda:N")
 
 

@@ -44,7 +44,7 @@ def line(command: str, tmp_path: Path) -> list[object]:
     return lines[command]
 
 
-@pytest.mark.parametrize("word", ["tpu", "", "-1", "cuda:x", "CPU"])
+@pytest.mark.parametrize("word", ["tpu", "", "-1", "cuda:x", "cuda:99999", "CPU"])
 @pytest.mark.parametrize("command", takers("--device"))
 def test_a_device_that_is_none_is_refused_by_every_command(
     cli: Cli, tmp_path: Path, command: str, word: str
@@ -104,3 +104,31 @@ def test_a_manifest_that_records_such_sizes_is_refused(cli: Cli, tmp_path: Path)
         done = cli(command, *line(command, tmp_path))
         assert done.status == 2
         assert "ranks" in done.err
+
+
+@pytest.mark.parametrize("size", ["9" * 5000 + "GiB", "9" * 400 + "GiB", "9" * 20, "8388608TiB"])
+def test_more_memory_than_anybody_has_is_no_size(cli: Cli, tmp_path: Path, size: str) -> None:
+    done = cli("pack", BATCH, "-o", tmp_path / "packs", "--max-memory", size)
+    assert done.status == 2
+    assert "is no size; write 512MiB, 2GiB or a number of bytes" in done.err
+    assert len(done.err) < 200
+
+
+@pytest.mark.parametrize("command", ["verify-mask", "verify-pack"])
+@pytest.mark.parametrize("tag", ["cp0of" + "9" * 100, "cp" + "0" * 100 + "of2", "cp7of99999999"])
+def test_a_name_that_speaks_of_more_ranks_than_there_can_be_is_refused(
+    cli: Cli, tmp_path: Path, command: str, tag: str
+) -> None:
+    path = tmp_path / f"pack-00000.{tag}.safetensors"
+    path.write_bytes(b"")
+    done = cli(command, path, "--batch", BATCH)
+    assert done.status == 2
+    assert "nobody has as many ranks as its name says" in done.err
+
+
+def test_of_many_missing_ranks_the_first_is_named_at_once(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "pack-00000.cp0of9999999.safetensors"
+    path.write_bytes(b"")
+    done = cli("verify-mask", path, "--batch", BATCH)
+    assert done.status == 2
+    assert "1 of 9999999 context-parallel files; the file of rank 1 " in done.err
