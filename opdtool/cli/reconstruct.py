@@ -195,7 +195,8 @@ def command(
         typer.Option(
             "--batch",
             metavar="FILE",
-            help="Masks and tokens, where the payload's file does not hold them.",
+            help="Masks and tokens, where the payload's file does not hold them; rows count on "
+            "through several files.",
             rich_help_panel=_COMPARE,
         ),
     ] = [],  # noqa: B006

@@ -220,6 +220,42 @@ def test_lengths_may_be_the_batchs(cli: Cli, tmp_path: Path, name: str) -> None:
     assert check(report, "logprobs-match")["mismatches"] == 8
 
 
+@pytest.mark.parametrize("name", ["input_lengths", "attention_mask"])
+def test_the_rows_of_several_batch_files_count_on(cli: Cli, tmp_path: Path, name: str) -> None:
+    world = World(tmp_path)
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=world.hidden)
+    seen = (torch.arange(S)[None] < world.lengths[:, None]).long()
+    trained = seen.clone()
+    trained[0, 3] = trained[2, 1] = 0
+    tensors = {
+        "input_ids": world.ids,
+        "token_mask": trained,
+        "sample_mask": torch.tensor([1.0, 0.5, 2.0]),
+        name: {"input_lengths": world.lengths, "attention_mask": seen}[name],
+    }
+    save(tmp_path / "whole.safetensors", **tensors)
+    save(tmp_path / "first.safetensors", **{n: t[:1].contiguous() for n, t in tensors.items()})
+    # The second file is as narrow as its longest row.
+    save(
+        tmp_path / "second.safetensors",
+        **{n: (t[1:, :5] if t.ndim == 2 else t[1:]).contiguous() for n, t in tensors.items()},
+    )
+    save(tmp_path / "student.safetensors", student_logits=world.exact.float() * 0.9)
+    scores = world.scores()
+    scores[0, 3] = scores[2, 1] = 0.0
+    argv = ("--student", tmp_path / "student.safetensors")
+    files = [tmp_path / f"{file}.safetensors" for file in ("first", "second")]
+    one = world.run(cli, scores, *argv, "--batch", tmp_path / "whole.safetensors")
+    two = world.run(cli, scores, *argv, "--batch", files[0], "--batch", files[1])
+    assert two["stats"] == one["stats"]
+    assert two["stats"]["logprobs"]["left_out"]["not_recorded"] == 2
+    # Tokens 1, 2, 4..7 of the first row at 1, 1..4 of the second at 0.5, 2 of the third at 2.
+    assert two["stats"]["student"]["weight"] == 6 + 4 * 0.5 + 2.0
+    assert "the payload has 3 rows" in refused(
+        cli, *world.argv, *argv, "--batch", files[0], "--batch", files[0]
+    )
+
+
 @pytest.mark.parametrize("behind", [(), ("--logit-scale", 0.6), ("--logit-softcap", 8.0)])
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -12,6 +12,7 @@ import torch
 
 from opdtool.core.errors import InputError
 from opdtool.core.words import plural
+from opdtool.io.batch import Batch
 from opdtool.io.checkpoints import (
     HEAD,
     NORMS,
@@ -263,14 +264,16 @@ def meta(at: TensorAt) -> torch.Tensor:
     return torch.empty(at.shape, dtype=at.dtype, device="meta")
 
 
-def integers(source: TensorSource, name: str) -> torch.Tensor:
+def integers(source: TensorSource | Batch, name: str) -> torch.Tensor:
     """A stored tensor of integers as int64.
 
     Raises:
         InputError: it holds none.
     """
-    at = tensor_at(source, name)
-    if at.dtype.is_floating_point or at.dtype.is_complex or at.dtype == torch.bool:
-        kind = str(at.dtype).removeprefix("torch.")
-        raise InputError(f"{at.path}: {at.name} is {kind}; expected integers")
+    info = source.info(name)
+    dtype = info.torch_dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        where = source.paths[0] if info.path is None else info.path
+        kind = str(dtype).removeprefix("torch.")
+        raise InputError(f"{where}: {name} is {kind}; expected integers")
     return source.read(name).to(torch.int64)

@@ -16,6 +16,7 @@ from opdtool.core.rebuild import TokenGrid
 from opdtool.core.teacher import check_heads, check_multipliable, check_routes
 from opdtool.core.vocab import ids_from_d2t
 from opdtool.core.words import plural
+from opdtool.io.batch import Batch
 from opdtool.io.checkpoints import open_draft
 from opdtool.io.lengths import read_lengths
 from opdtool.io.tensors import TensorSource, check_renames, open_tensors
@@ -30,7 +31,7 @@ from opdtool.jobs.reconstruct.find import (
 )
 from opdtool.jobs.reconstruct.job import HIDDEN, INDEX, LOGITS, ReconstructJob, check_options
 from opdtool.jobs.reconstruct.logprobs import scored_tokens
-from opdtool.jobs.reconstruct.masks import beside, slot_weights
+from opdtool.jobs.reconstruct.masks import Holder, beside, slot_weights
 from opdtool.jobs.reconstruct.plan import HeadAt, Plan, TensorAt
 from opdtool.jobs.reconstruct.recorded import recorded, with_logits
 
@@ -178,11 +179,7 @@ def _lengths(source: TensorSource, job: ReconstructJob, B: int, S: int, used: se
             if "input_lengths" not in one and "attention_mask" not in one:
                 continue
             name = "input_lengths" if "input_lengths" in one else "attention_mask"
-            path = one.path_of(name)
-            width = S
-            if "attention_mask" in one:
-                width = max([S, *one.info("attention_mask").shape[1:2]])
-            lengths, _ = read_lengths(one, path, B, width)
+            path, lengths = _stored_lengths(one, name, B, S)
             long = np.flatnonzero(lengths > S)
             if len(long):
                 raise InputError(
@@ -191,6 +188,23 @@ def _lengths(source: TensorSource, job: ReconstructJob, B: int, S: int, used: se
                 )
             return lengths
     return np.full(B, S, np.int64)
+
+
+def _stored_lengths(source: Holder, name: str, B: int, S: int) -> tuple[Path, Ints]:
+    """The lengths that ``name`` says, one for each of B rows, and the (first) file they are in."""
+    if isinstance(source, Batch):
+        if source.rows != B:
+            raise InputError(
+                f"{source.paths[0]} and {len(source.paths) - 1} more have "
+                f"{plural(source.rows, 'row')} together, but the payload has {plural(B, 'row')}; "
+                "give the files of the same batch"
+            )
+        return source.paths[0], source.lengths
+    width = S
+    if "attention_mask" in source:
+        width = max([S, *source.info("attention_mask").shape[1:2]])
+    path = source.path_of(name)
+    return path, read_lengths(source, path, B, width)[0]
 
 
 def _heads(

@@ -19,7 +19,7 @@ from opdtool.io.tensors import TensorSource, open_tensors
 from opdtool.jobs.reconstruct.figures import format_number, number
 from opdtool.jobs.reconstruct.find import integers
 from opdtool.jobs.reconstruct.job import ReconstructJob
-from opdtool.jobs.reconstruct.masks import beside, first_with, segment_rows
+from opdtool.jobs.reconstruct.masks import Holder, beside, first_with, segment_rows
 from opdtool.jobs.reconstruct.merge import Part
 from opdtool.jobs.reconstruct.plan import Floats, Plan, Scored
 
@@ -100,7 +100,7 @@ def _expected(plan: Plan) -> str:
 
 
 def _by_slot(
-    plan: Plan, values: np.ndarray[Any, Any], sources: Sequence[TensorSource], name: str
+    plan: Plan, values: np.ndarray[Any, Any], sources: Sequence[Holder], name: str
 ) -> tuple[np.ndarray[Any, Any], Bools]:
     """Values by slot of the whole layout [T], and where there is one."""
     layout = plan.layout

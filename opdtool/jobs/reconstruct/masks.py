@@ -14,10 +14,15 @@ from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import draft_token_mask, token_weights
 from opdtool.core.offsets import Ints
 from opdtool.core.words import plural
+from opdtool.io.batch import Batch, open_batch
+from opdtool.io.places import find_places
 from opdtool.io.tensors import TensorSource, open_tensors
 from opdtool.jobs.reconstruct.find import integers
 from opdtool.jobs.reconstruct.job import ReconstructJob
 from opdtool.jobs.reconstruct.plan import Floats, Plan
+
+Holder = TensorSource | Batch
+"""What masks and tokens are read from: one place, or the rows of several files."""
 
 
 def slot_weights(
@@ -70,7 +75,7 @@ def slot_weights(
         return found, True
 
 
-def segment_rows(plan: Plan, sources: Sequence[TensorSource], rows: int, name: str) -> Ints:
+def segment_rows(plan: Plan, sources: Sequence[Holder], rows: int, name: str) -> Ints:
     """The row of a batch of ``rows`` rows that each unit of the plan is, -1 for a tail.
 
     ``sequence_index`` says it for the segments of a pack; without one they are rows 0..B-1.
@@ -108,16 +113,37 @@ def beside(
     payload: TensorSource,
     used: set[str],
     stack: ExitStack,
-) -> list[TensorSource]:
-    """Where masks and tokens may be: the batch, if one is given, then the payload's own file."""
+) -> list[Holder]:
+    """Where masks and tokens may be: the batch, if one is given, then the payload's own file.
+
+    Rows count on through several files, unless each holds other tensors of the same rows.
+    """
     if not batch:
         return [payload]
-    source = stack.enter_context(open_tensors(list(batch), rename=job.rename, strict_rename=False))
+    source: Holder
+    if _same_tensors(batch, job):
+        source = open_batch(batch, rename=job.rename, strict_rename=False)
+    else:
+        source = open_tensors(batch, rename=job.rename, strict_rename=False)
+    stack.enter_context(source)
     used.update(source.used_renames)
     return [source, payload]
 
 
-def first_with(sources: Sequence[TensorSource], name: str) -> TensorSource | None:
+def _same_tensors(batch: Sequence[Path], job: ReconstructJob) -> bool:
+    """Whether any two of several files hold a tensor of the same name."""
+    files = find_places(batch).files
+    seen: set[str] = set()
+    for path in files if len(files) > 1 else ():
+        with open_tensors([path], rename=job.rename, strict_rename=False) as source:
+            names = set(source.names())
+        if seen & names:
+            return True
+        seen |= names
+    return False
+
+
+def first_with(sources: Sequence[Holder], name: str) -> Holder | None:
     """The first source that holds a tensor, if any does."""
     return next((source for source in sources if name in source), None)
 
