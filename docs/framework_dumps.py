@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import opdtool
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ UNMAPPED = frozenset({"core/errors", "checks/registry"})
 TESTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("core/offsets", ("tests/core/test_offsets.py", *_PACKING)),
     ("core/layout", _PACKING),
+    ("core/geometry", _PACKING),
     ("core/packing", ("tests/core/test_packing_edges.py", *_PACKING)),
     ("core/masks", ("tests/core/test_masks.py", "tests/core/test_packing_edges.py")),
     ("core/metrics", ("tests/core/test_metrics.py",)),

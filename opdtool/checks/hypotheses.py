@@ -27,7 +27,8 @@ from opdtool.checks.recipes import (
 )
 from opdtool.checks.recipes_values import Cells, Floats, Slots, Values
 from opdtool.checks.room import Room
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 
 Tokens = Literal["mask", "ones", "inverse"]
 Overlay = Literal["none", "last-slot", "padding", "inverse", "tail"]

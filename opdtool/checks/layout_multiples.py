@@ -13,7 +13,7 @@ import numpy as np
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.recipes import Ints
 from opdtool.core.errors import InputError
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.core.words import plural
 from opdtool.findings import MAX_PLACES, Scalar
 

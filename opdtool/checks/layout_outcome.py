@@ -9,7 +9,8 @@ from torch import Tensor
 
 from opdtool.checks.recipes import Ints
 from opdtool.checks.registry import check_name
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from opdtool.findings import MAX_PLACES, Finding, Scalar, Status
 
 

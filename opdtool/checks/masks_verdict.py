@@ -18,7 +18,7 @@ from opdtool.checks.masks_findings import MaskPack
 from opdtool.checks.recipes import Ints
 from opdtool.checks.recipes_values import Slots, as_numbers
 from opdtool.checks.registry import faults
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.findings import MAX_PLACES, Diagnosis, Finding
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from opdtool.checks.ranks_cases import Case
 from opdtool.core import masks, packing, teacher, vocab
+from opdtool.core.geometry import PackGeometry
 from opdtool.core.group import Group
-from opdtool.core.layout import PackGeometry
 
 
 class Place(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 
 MAX_SLOTS = 1 << 15
 """Tokens of one case: ranks send what they made of it to one process."""

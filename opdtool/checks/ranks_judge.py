@@ -15,7 +15,7 @@ from opdtool.checks.ranks_cases import Case, describe
 from opdtool.checks.ranks_reference import Array
 from opdtool.checks.ranks_verdicts import Verdicts
 from opdtool.core import metrics, packing
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.core.plan import BinOptions, plan_packs
 from opdtool.findings import Scalar
 

@@ -145,7 +145,7 @@ def copy(source: Path, target: Path) -> None:
 
 def write_unshifted_mask(directory: Path) -> None:
     """The mistake of the demo: each row's own token mask, packed without the shift by one."""
-    from opdtool.core.layout import PackGeometry
+    from opdtool.core.geometry import PackGeometry
     from opdtool.core.masks import token_weights
     from opdtool.core.packing import pack
     from opdtool.io.batch import open_batch

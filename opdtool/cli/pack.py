@@ -43,7 +43,7 @@ from opdtool.jobs.geometry import GeometryOptions, pack_geometry
 from opdtool.jobs.progress import progress
 
 if TYPE_CHECKING:
-    from opdtool.core.layout import PackGeometry
+    from opdtool.core.geometry import PackGeometry
     from opdtool.core.plan import BinOptions, PackPlan, Utilisation
     from opdtool.io.packs import PackContents
     from opdtool.ranks.launch import Ranks as World

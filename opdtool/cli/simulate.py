@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from opdtool.checks.ranks import Outputs
     from opdtool.checks.ranks_cases import Case
     from opdtool.checks.ranks_verdicts import Verdicts
-    from opdtool.core.layout import PackGeometry
+    from opdtool.core.geometry import PackGeometry
     from opdtool.io.batch import Batch
     from opdtool.ranks.launch import Ranks as World
     from opdtool.ranks.topology import Topology

@@ -9,7 +9,8 @@ import numpy as np
 
 from opdtool.core.binning import pack_bins
 from opdtool.core.errors import InputError
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints, as_offsets
 from opdtool.core.words import plural
 

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.core.words import plural
+from opdtool.io.closing import Closing
 from opdtool.io.lengths import first_not_finite, read_lengths
 from opdtool.io.places import find_places
 from opdtool.io.slices import Rows
@@ -63,7 +63,7 @@ class _Part:
     width: int
 
 
-class Batch:
+class Batch(Closing):
     """B rows of S tokens. Made by :func:`open_batch`.
 
     Attributes:
@@ -323,17 +323,6 @@ class Batch:
         """Close the files."""
         for part in self._parts:
             part.source.close()
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_batch(

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.core.words import plural
+from opdtool.io.closing import Closing
 from opdtool.io.npy import is_npy, read_npy
 from opdtool.io.places import read_json_file
 from opdtool.io.tensors import TensorSource, open_tensors
@@ -78,7 +78,7 @@ def _exists(path: str) -> bool:
         return False
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """A checkpoint: its tensors, and its ``config.json`` (empty where there is none)."""
 
     def __init__(
@@ -108,17 +108,6 @@ class Checkpoint:
     def close(self) -> None:
         """Close its files."""
         self.source.close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_checkpoint(

@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.io.closing import Closing
 from opdtool.io.header import BITS, READABLE, Entry, Header, read_header
 from opdtool.io.places import Places, find_places
 from opdtool.io.pread import SourceFile
@@ -87,7 +87,7 @@ class TensorInfo:
         return TORCH_DTYPES[self.dtype]
 
 
-class TensorSource:
+class TensorSource(Closing):
     """The tensors of one or several files, under their canonical names.
 
     Made by :func:`open_tensors`. Nothing is read but headers until a tensor is asked for;
@@ -293,17 +293,6 @@ class TensorSource:
         self._closed = True
         while self._open:
             self._open.popitem()[1][0].close()
-
-    def __enter__(self) -> TensorSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_tensors(

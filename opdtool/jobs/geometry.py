@@ -10,7 +10,7 @@ from opdtool.core.errors import InputError
 from opdtool.findings import Scalar
 
 if TYPE_CHECKING:
-    from opdtool.core.layout import PackGeometry
+    from opdtool.core.geometry import PackGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def _refuse_types(values: Mapping[str, Scalar]) -> None:
 
 def pack_geometry(values: Mapping[str, Any]) -> PackGeometry:
     """The PackGeometry of resolved option values (see :meth:`GeometryOptions.resolve`)."""
-    from opdtool.core.layout import PackGeometry
+    from opdtool.core.geometry import PackGeometry
 
     return PackGeometry(
         cp_size=values["cp"],

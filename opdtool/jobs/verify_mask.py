@@ -28,7 +28,7 @@ from opdtool.checks.registry import check_name
 from opdtool.checks.room import DEFAULT, ROOM, Room
 from opdtool.checks.strips import Ids, strip_of
 from opdtool.core.errors import InputError
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.core.words import plural
 from opdtool.findings import Finding, Report, Section
 from opdtool.io.batch import Batch, open_batch

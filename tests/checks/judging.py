@@ -12,7 +12,7 @@ from torch import Tensor
 from opdtool.checks.hypotheses import MaskWeights
 from opdtool.checks.masks_verdict import Checked, DumpedMask, check_pack, diagnose_all
 from opdtool.checks.recipes_values import Cells, as_numbers
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.findings import Diagnosis
 from tests.reference.faults import Dump, World
 

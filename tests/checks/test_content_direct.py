@@ -25,7 +25,8 @@ from opdtool.checks.masks import Count
 from opdtool.checks.recipes import After, Cut, Ints, Shift, placed
 from opdtool.checks.recipes_values import Cells, Slots, as_keys
 from opdtool.checks.room import ROOM, Room
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from tests.checks.judging import MemoryBatch
 
 IDS = [[11, 12, 13, 91, 92, 93], [21, 22, 94, 95, 96, 97]]

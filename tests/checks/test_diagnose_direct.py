@@ -24,7 +24,8 @@ from opdtool.checks.recipes import Bools, Cut, Ints, Recipe, Shift, placed
 from opdtool.checks.recipes_values import Slots, Values
 from opdtool.checks.registry import faults
 from opdtool.checks.room import ROOM
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 
 FIRST, SECOND, THIRD = "mask-not-shifted", "mask-shifted-right", "mask-shifted-twice"
 """Three faults in the order of the contract."""

@@ -22,7 +22,8 @@ from opdtool.checks.faults_places import (
 from opdtool.checks.hypotheses import Form, MaskCase, MaskWeights
 from opdtool.checks.recipes import After, Cut, Recipe, Shift, trace
 from opdtool.checks.recipes_values import Cells, Slots, as_numbers
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from tests.checks.judging import MemoryBatch
 
 NAMES = ("abcdefghijklmnop", "ABCDEFGHIJKLMNOP")

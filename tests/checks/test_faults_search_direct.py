@@ -33,7 +33,8 @@ from opdtool.checks.hypotheses import Built, MaskCase, MaskWeights, cut_by, shif
 from opdtool.checks.recipes import After, Bools, Cut, Ints, Shift
 from opdtool.checks.recipes_values import Cells, Slots, Values, as_numbers
 from opdtool.checks.room import ROOM
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from tests.checks.judging import MemoryBatch
 
 # Rows of 3, 4 and 2 tokens, each with weights of its own.

@@ -8,7 +8,7 @@ import torch
 
 from opdtool.checks.layout import check_layout
 from opdtool.checks.layout_outcome import PackVectors
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 
 LENGTHS = [4, 8, 3]
 REAL, PADDED = [0, 4, 12, 15], [0, 4, 12, 16]

@@ -25,7 +25,8 @@ from opdtool.checks.hypotheses import (
 )
 from opdtool.checks.recipes import After, Cut, Recipe, Shift, placed
 from opdtool.checks.recipes_values import Cells, Slots, as_numbers
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from tests.checks.judging import MemoryBatch
 
 WEIGHTS = [[0.5, 1.0, 3.0, 7.0], [0.25, 2.0, 5.0, 9.0]]

@@ -12,7 +12,7 @@ from torch import Tensor
 from opdtool.checks.layout import check_layout
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
 from opdtool.checks.registry import checks, faults
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 
 # Three rows of 3, 5 and 2 tokens, padded to multiples of 4: a b c . | d e f g h . . . | i j . .
 LENGTHS = [3, 5, 2]

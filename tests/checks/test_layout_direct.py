@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opdtool.checks.layout import check_layout
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.findings import MAX_PLACES, Finding
 
 # Three rows of 3, 5 and 2 tokens, padded to multiples of 4.

@@ -11,7 +11,7 @@ import torch
 from opdtool.checks.layout import check_layout
 from opdtool.checks.layout_multiples import absorbed_tail
 from opdtool.checks.layout_outcome import LayoutOutcome, PackVectors
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 
 
 def judged(

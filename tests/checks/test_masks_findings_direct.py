@@ -12,7 +12,8 @@ from opdtool.checks.hypotheses import MaskCase, MaskWeights
 from opdtool.checks.masks import Count, MaskScan
 from opdtool.checks.masks_findings import MaskFindings, MaskPack
 from opdtool.checks.recipes_values import Cells, Slots, as_numbers
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from opdtool.findings import MAX_PLACES, Finding
 from tests.checks.judging import MemoryBatch
 

@@ -22,7 +22,7 @@ from opdtool.checks.masks_verdict import (
 )
 from opdtool.checks.recipes_values import Cells, as_numbers
 from opdtool.checks.registry import faults
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.findings import MAX_PLACES, Diagnosis, Finding, Match, Status
 from tests.checks.judging import MemoryBatch
 

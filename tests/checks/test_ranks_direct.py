@@ -16,7 +16,7 @@ from opdtool.checks.ranks_cases import (
     geometries,
 )
 from opdtool.checks.ranks_verdicts import Verdicts
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.findings import MAX_PLACES
 
 CODE = "OPD701"

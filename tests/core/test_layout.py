@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from opdtool.core.layout import FP8_MULTIPLES, PackedLayout, PackGeometry
+from opdtool.core.geometry import FP8_MULTIPLES, PackGeometry
+from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints
 from tests.reference import packing as slow
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import cp_window
 from opdtool.core.packing import (
     gather_cp,

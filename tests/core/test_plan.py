@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.core.offsets import Ints
 from opdtool.core.plan import BinOptions, PackPlan, bin_capacity, plan_packs, utilisation
 

@@ -12,7 +12,8 @@ import torch
 from opdtool.core.binning import pack_bins
 from opdtool.core.divergence import DivergenceSums, chunked_divergences
 from opdtool.core.errors import InputError
-from opdtool.core.layout import PackedLayout, PackGeometry
+from opdtool.core.geometry import PackGeometry
+from opdtool.core.layout import PackedLayout
 from opdtool.core.masks import pack_rolled_draft_token_mask
 from opdtool.core.offsets import as_offsets
 from opdtool.core.packing import gather_cp, pack_input_ids, roll_packed_seq_dim, unpack

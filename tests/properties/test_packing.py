@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.core.masks import draft_token_mask, pack_rolled_draft_token_mask
 from opdtool.core.packing import gather_cp, pack, pack_positions, unpack
 from tests.reference import packing as slow

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opdtool.core.binning import ALGORITHMS
 from opdtool.core.errors import InputError
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.core.plan import BinOptions, plan_packs, utilisation
 from tests.reference import packing as slow
 

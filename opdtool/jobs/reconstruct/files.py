@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from opdtool.core.offsets import Ints
 from opdtool.core.rebuild import TokenGrid
+from opdtool.io.closing import Closing
 from opdtool.io.tensors import TensorSource, open_tensors
 from opdtool.jobs.reconstruct.plan import HeadAt, NormAt, Plan, Sharded, TensorAt
 
@@ -20,7 +20,7 @@ SPAN = 32 << 20
 """Bytes read at once where only some columns of them are wanted."""
 
 
-class Files:
+class Files(Closing):
     """The open files of a plan. Reads are safe from several threads."""
 
     def __init__(self, plan: Plan) -> None:
@@ -144,17 +144,6 @@ class Files:
         for source in self._open.values():
             source.close()
         self._open.clear()
-
-    def __enter__(self) -> Files:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def runs(flat: Ints) -> Iterator[tuple[int, int, int]]:

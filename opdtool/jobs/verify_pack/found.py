@@ -16,7 +16,7 @@ from opdtool.checks.masks_sample import thinned
 from opdtool.checks.recipes_values import Cells, Values
 from opdtool.checks.registry import check_name
 from opdtool.checks.room import ROOM, Room
-from opdtool.core.layout import PackGeometry
+from opdtool.core.geometry import PackGeometry
 from opdtool.findings import Finding, Status
 from opdtool.io.batch import Batch
 from opdtool.jobs.dump_files import DumpFiles
