@@ -20,7 +20,7 @@ from opdtool.cli.options import (
     ReportOption,
     parse_size,
 )
-from opdtool.core.errors import InputError
+from opdtool.core.limits import check_tolerances
 from opdtool.findings import Finding, Report, Status
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def command(
     a: Annotated[Path, typer.Argument(metavar="A", help="What is expected; a file or directory.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="What is compared with it.")],
     rtol: Annotated[
-        float, typer.Option("--rtol", min=0, help="Allow |b - a| up to this times |a|.")
+        float, typer.Option("--rtol", help="Allow |b - a| up to this times |a|.")
     ] = 0.0,
-    atol: Annotated[float, typer.Option("--atol", min=0, help="Allow |b - a| up to this.")] = 0.0,
+    atol: Annotated[float, typer.Option("--atol", help="Allow |b - a| up to this.")] = 0.0,
     device: DeviceOption = "cpu",
     max_memory: MaxMemoryOption = "1GiB",
     format: FormatOption = Format.FULL,
@@ -91,9 +91,7 @@ def run(
     from opdtool.jobs.device import resolve_device
     from opdtool.jobs.progress import progress
 
-    for option, value in (("--rtol", rtol), ("--atol", atol)):
-        if not 0 <= value < float("inf"):
-            raise InputError(f"{option} is {value}; give a number that is not negative")
+    check_tolerances(rtol=rtol, atol=atol)
     found = _Comparison(rtol, atol, resolve_device(device), max_memory)
     with ExitStack() as stack:
         pairs = list(_pairs(a, b, found, stack))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -94,10 +96,10 @@ def command(
 
     write_data(directory, force=force)
     print(f"The example data is in {directory}; each command below is run there.")
-    with chdir(directory):
+    with chdir(directory), without_defaults():
         for step in STEPS:
             print(f"\n# {step.words}\n$ opdtool {step.line}\n", flush=True)
-            status = run(shlex.split(step.line))
+            status = run(["--isolated", *shlex.split(step.line)])
             sys.stdout.flush()
             if status == 130:
                 raise KeyboardInterrupt
@@ -108,6 +110,22 @@ def command(
             if status:
                 print(f"(exit status {status}: a check failed, as it should)")
     print("\nEvery command did what it should.")
+
+
+def _is_default(variable: str) -> bool:
+    return variable.startswith("OPDTOOL_") and variable != "OPDTOOL_TRACEBACK"
+
+
+@contextmanager
+def without_defaults() -> Iterator[None]:
+    """Without the user's ``OPDTOOL_*``, which would change what the steps do and print."""
+    before = {name: value for name, value in os.environ.items() if _is_default(name)}
+    for name in before:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(before)
 
 
 def write_data(directory: Path, *, force: bool) -> None:

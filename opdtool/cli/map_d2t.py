@@ -29,6 +29,7 @@ from opdtool.cli.options import (
     parse_size,
 )
 from opdtool.core.errors import InputError
+from opdtool.core.limits import check_tolerances
 from opdtool.core.words import plural
 from opdtool.findings import Diagnosis, Finding, Report, Table
 
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opdtool.checks.vocab_logits import Tally
-    from opdtool.io.tensors import TensorInfo
-    from opdtool.jobs.map_d2t import MapPlan
+    from opdtool.io.tensors import TensorInfo, TensorSource
+    from opdtool.jobs.map_d2t import MapPlan, Recorded
     from opdtool.ranks.launch import Ranks as OpenRanks
 
 
@@ -63,9 +64,9 @@ def command(
         ),
     ] = None,
     rtol: Annotated[
-        float, typer.Option("--rtol", min=0, help="Allow |error| up to this times |value|.")
+        float, typer.Option("--rtol", help="Allow |error| up to this times |value|.")
     ] = 0.0,
-    atol: Annotated[float, typer.Option("--atol", min=0, help="Allow |error| up to this.")] = 0.0,
+    atol: Annotated[float, typer.Option("--atol", help="Allow |error| up to this.")] = 0.0,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="The logits' tensor in LOGITS.")
     ] = None,
@@ -125,9 +126,7 @@ class MapJob:
     def __post_init__(self) -> None:
         if self.output is None and self.reference is None:
             raise InputError("give -o FILE to write the draft logits to, or --reference FILE")
-        for option, value in (("--rtol", self.rtol), ("--atol", self.atol)):
-            if not 0 <= value < float("inf"):
-                raise InputError(f"{option} is {value}; give a number that is not negative")
+        check_tolerances(rtol=self.rtol, atol=self.atol)
 
 
 def run(job: MapJob, ranks: OpenRanks) -> Report:
@@ -192,14 +191,23 @@ def make_plan(job: MapJob) -> MapPlan:
             vocabulary, a reference of another shape, or memory for not even one position.
     """
     from opdtool.core.vocab import ids_from_d2t
-    from opdtool.io.tensors import open_tensors
+    from opdtool.io.tensors import check_renames, open_tensors
     from opdtool.jobs.draft_maps import read_draft_map
     from opdtool.jobs.map_d2t import MOST_BYTES, MapPlan, cut_blocks, find_logits
 
     d2t = read_draft_map([job.d2t]).d2t
-    with open_tensors([job.logits], rename=job.rename) as source:
-        name = find_logits(source, job.logits, job.name)
-        info = source.info(name)
+    with ExitStack() as stack:
+        paths = [path for path in (job.logits, job.reference) if path is not None]
+        source, *more = [
+            stack.enter_context(open_tensors([path], rename=job.rename, strict_rename=False))
+            for path in paths
+        ]
+        check_renames(job.rename, source, *more)
+        logits = find_logits(source, job.logits, job.name)
+        info, stored = source.info(logits), source.original_name(logits)
+        recorded = [
+            _recorded(one, path, info, len(d2t)) for one, path in zip(more, paths[1:], strict=True)
+        ]
     B, S, V = info.shape
     for what, size in (("vocabulary", V), ("draft vocabulary", len(d2t))):
         if size % job.tp:
@@ -211,14 +219,10 @@ def make_plan(job: MapJob) -> MapPlan:
         ids_from_d2t(d2t, V)
     except InputError as error:
         raise InputError(f"{job.d2t}: {error}") from None
-    reference = None
-    extra = 0
-    if job.reference is not None:
-        path, recorded, whole, each = _reference(job.reference, info, len(d2t))
-        reference = (path, recorded, whole)
-        extra = each + 32 * len(d2t)  # both sides and their difference in float64
-    # A position's shards and its draft columns: wanted, sent, received and joined.
-    each = info.itemsize * (V + 4 * len(d2t)) + extra
+    # A position's shards and its draft columns: wanted, sent, received and joined; and of what
+    # is compared both sides and their difference in float64.
+    each = info.itemsize * (V + 4 * len(d2t))
+    each += sum(one.position_bytes + 32 * len(d2t) for one in recorded)
     if each > job.max_memory:
         raise InputError(
             f"--max-memory {job.max_memory} is too little: one position takes "
@@ -227,33 +231,35 @@ def make_plan(job: MapJob) -> MapPlan:
     positions = max(1, min(job.max_memory, MOST_BYTES) // each)
     return MapPlan(
         logits=job.logits,
-        name=name,
+        name=stored,
         dtype=info.dtype,
         shape=(B, S, V),
         d2t=d2t,
         blocks=cut_blocks((B, S, V), positions),
-        reference=reference,
+        reference=recorded[0] if recorded else None,
         rtol=job.rtol,
         atol=job.atol,
-        rename=tuple(job.rename.items()),
     )
 
 
-def _reference(path: Path, info: TensorInfo, D: int) -> tuple[Path, str, bool, int]:
-    """The recorded logits: file, tensor, whether all V columns are there, bytes a position."""
-    from opdtool.io.tensors import open_tensors
-    from opdtool.jobs.map_d2t import find_logits
+def _recorded(source: TensorSource, path: Path, info: TensorInfo, D: int) -> Recorded:
+    """What the mapped logits are compared with."""
+    from opdtool.jobs.map_d2t import Recorded, find_reference
 
-    with open_tensors([path]) as source:
-        name = find_logits(source, path)
-        found = source.info(name)
+    name = find_reference(source, path, D)
+    found = source.info(name)
     B, S, V = info.shape
     if found.shape[:2] != (B, S) or found.shape[2] not in (D, V):
         raise InputError(
             f"{path}: {name} is {list(found.shape)}; [{B}, {S}, {D}] is expected, or "
             f"{plural(V, 'column')}"
         )
-    return path, name, found.shape[2] != D, found.itemsize * found.shape[2]
+    return Recorded(
+        path=path,
+        name=source.original_name(name),
+        whole=found.shape[2] != D,
+        position_bytes=found.itemsize * found.shape[2],
+    )
 
 
 def _report(

@@ -26,7 +26,7 @@ def command(
         str,
         typer.Option(
             "--normalizers",
-            metavar="N.json",
+            metavar="FILE",
             help="tokens, sequences or none for each metric; - reads stdin.",
         ),
     ],

@@ -66,9 +66,7 @@ def command(
         int | None,
         typer.Option("--shift", min=1, help="Slot t speaks of token t+N (multi-step drafts)."),
     ] = None,
-    atol: Annotated[
-        float, typer.Option("--atol", min=0.0, help="How far a value may be off.")
-    ] = 0.0,
+    atol: Annotated[float, typer.Option("--atol", help="How far a value may be off.")] = 0.0,
     cp: CpOption = None,
     tp: TpOption = None,
     sequence_parallel: SequenceParallelOption = None,

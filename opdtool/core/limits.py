@@ -6,6 +6,8 @@ or overflow an integer.
 
 from __future__ import annotations
 
+import math
+
 from opdtool.core.errors import InputError
 from opdtool.core.words import plural
 
@@ -38,3 +40,16 @@ def check_slots(what: str, slots: int) -> None:
             f"{what} {plural(slots, 'slot')}, more than int32 cumulative lengths can count; "
             "take a smaller one"
         )
+
+
+def check_tolerances(**given: float | None) -> None:
+    """Refuse tolerances that are negative, infinite or no number; None is none.
+
+    ``check_tolerances(rtol=0.0, atol=1e-3)``: a name is its option's without the dashes.
+
+    Raises:
+        InputError: the first that is none.
+    """
+    for name, value in given.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"--{name} is {value}; it must be a finite number of at least 0")

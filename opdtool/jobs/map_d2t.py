@@ -37,11 +37,21 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Recorded logits: a file, the name of their tensor in it, whether that has all V columns
+    (else the D of the draft vocabulary), and the bytes of one position."""
+
+    path: Path
+    name: str
+    whole: bool
+    position_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MapPlan:
     """What is mapped: plain values, so that it can be sent to another process.
 
-    ``name`` [B, S, V] of ``logits``; ``reference`` is a file, its tensor, and whether that has
-    all V columns.
+    ``name`` [B, S, V] is the name that the file ``logits`` has for it.
     """
 
     logits: Path
@@ -50,10 +60,9 @@ class MapPlan:
     shape: tuple[int, int, int]
     d2t: Tensor
     blocks: tuple[Block, ...]
-    reference: tuple[Path, str, bool] | None = None
+    reference: Recorded | None = None
     rtol: float = 0.0
     atol: float = 0.0
-    rename: tuple[tuple[str, str], ...] = ()
 
     @property
     def D(self) -> int:  # noqa: N802
@@ -62,7 +71,7 @@ class MapPlan:
 
     def open_logits(self) -> TensorSource:
         """The file with the logits."""
-        return open_tensors([self.logits], rename=dict(self.rename))
+        return open_tensors([self.logits])
 
 
 def find_logits(source: TensorSource, path: Path, name: str | None = None) -> str:
@@ -74,6 +83,29 @@ def find_logits(source: TensorSource, path: Path, name: str | None = None) -> st
     there = [one for one in NAMES if one in source] if name is None else [name]
     if len(there) > 1:
         raise InputError(f"{path}: it has {' and '.join(there)}; choose with --name")
+    return _checked(source, path, there)
+
+
+def find_reference(source: TensorSource, path: Path, D: int) -> str:
+    """The name of recorded logits, of two those with D columns.
+
+    Raises:
+        InputError: there are none, two of which no one alone has D columns, or they are not
+            [B, S, V] of floating point.
+    """
+    there = [one for one in NAMES if one in source]
+    if len(there) > 1:
+        drafted = [one for one in there if source.info(one).shape[-1:] == (D,)]
+        if len(drafted) != 1:
+            raise InputError(
+                f"{path}: it has {' and '.join(there)}, and not just one of them {D} columns; "
+                "give a file with the one to compare with"
+            )
+        there = drafted
+    return _checked(source, path, there)
+
+
+def _checked(source: TensorSource, path: Path, there: Sequence[str]) -> str:
     if not there:
         source.require(NAMES[0])
     info = source.require(there[0])
@@ -123,7 +155,9 @@ def map_rank(
     at = 0
     with ExitStack() as stack:
         source = stack.enter_context(plan.open_logits())
-        reference = plan.reference and stack.enter_context(open_tensors([plan.reference[0]]))
+        reference = (
+            stack.enter_context(open_tensors([plan.reference.path])) if plan.reference else None
+        )
         blocks = topology.share(plan.blocks)
         shard = _shard(stack, topology, plan, scratch, blocks)
         for block in blocks:
@@ -170,8 +204,8 @@ def read_reference(
 ) -> Tensor:
     """A block of the recorded draft columns; of all V columns, those of ``ids``."""
     assert plan.reference is not None
-    _, name, whole = plan.reference
-    if whole:
+    name = plan.reference.name
+    if plan.reference.whole:
         return source.read(name, block.rows, block.positions).index_select(-1, ids)
     return source.read(name, block.rows, block.positions, columns)
 
@@ -209,7 +243,7 @@ def find_misreadings(plan: MapPlan) -> list[str]:
     alive = wrong_columns(plan.d2t, plan.shape[2])
     everything = slice(0, plan.D)
     right = ids_from_d2t(plan.d2t, plan.shape[2])
-    with plan.open_logits() as source, open_tensors([plan.reference[0]]) as reference:
+    with plan.open_logits() as source, open_tensors([plan.reference.path]) as reference:
         for block in plan.blocks:
             if not alive:
                 break

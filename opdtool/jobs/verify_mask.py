@@ -29,6 +29,8 @@ from opdtool.checks.room import DEFAULT, ROOM, Room
 from opdtool.checks.strips import Ids, strip_of
 from opdtool.core.errors import InputError
 from opdtool.core.geometry import PackGeometry
+from opdtool.core.limits import check_tolerances
+from opdtool.core.offsets import Ints
 from opdtool.core.words import plural
 from opdtool.findings import Finding, Report, Section
 from opdtool.io.batch import Batch, open_batch
@@ -57,6 +59,9 @@ class VerifyMaskJob:
     rename: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
     max_memory: int = DEFAULT
+
+    def __post_init__(self) -> None:
+        check_tolerances(atol=self.atol)
 
 
 VECTORS = ("cu_seqlens", "cu_seqlens_padded", "sequence_index")
@@ -158,7 +163,7 @@ def verify_mask(job: VerifyMaskJob, world: Ranks) -> Report:
             diagnosis=diagnosis,
             stats=_stats(checked, batch),
             sections=_sections(packs, ids, several),
-            inputs=tuple(path.name for path in job.dump),
+            inputs=tuple(str(path) for path in job.dump),
         )
 
 
@@ -293,9 +298,7 @@ def is_whole(
         if vector is not None and vector.numel() and not vector.is_floating_point():
             ends.add(int(vector.reshape(-1)[-1]))
     if not ends:
-        index = vectors["sequence_index"]
-        rows = slice(None) if index is None else index.reshape(-1).to(torch.int64).numpy()
-        padded = geometry.padded(batch.lengths[rows])
+        padded = geometry.padded(batch.lengths[_rows_named(vectors["sequence_index"], batch.rows)])
         ends.add(geometry.padded_total(int(padded.sum())))
     if sizes[0] not in ends and sizes[0] * cp in ends:
         raise InputError(
@@ -304,6 +307,16 @@ def is_whole(
             f"{cp} give {plural(cp, 'file')}, with .cp0of{cp} to .cp{cp - 1}of{cp} in their names"
         )
     return True
+
+
+def _rows_named(index: Tensor | None, B: int) -> Ints:
+    """The rows that an index names; all of them where there is none, or one that the layout's
+    checks will refuse."""
+    if index is not None and not index.is_floating_point():
+        rows = np.asarray(index.reshape(-1).to(torch.int64))
+        if ((rows >= 0) & (rows < B)).all():
+            return rows
+    return np.arange(B, dtype=np.int64)
 
 
 def _shape_finding(job: VerifyMaskJob, checked: Sequence[Checked]) -> list[Finding]:

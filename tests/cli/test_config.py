@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,26 @@ def test_a_working_directory_that_is_gone_is_said(
     monkeypatch.chdir(tmp_path)
     assert done.status == 2
     assert "the working directory cannot be read" in done.err
+
+
+def test_the_normalizers_of_a_file_are_taken_from_the_file(cli: Cli, work: Path) -> None:
+    (work.parent / "normalizers.json").write_text('{"loss": "tokens"}')
+    (work.parent / "opdtool.toml").write_text('[rescale]\nnormalizers = "normalizers.json"\n')
+    (work / "metrics.json").write_text('{"loss": 3.0}')
+    done = cli("rescale", "metrics.json", "--token-factor", 2, "--sequence-factor", 1)
+    assert done.status == 0, done.err
+    assert json.loads(done.out) == {"loss": 6.0}
+
+
+def test_the_demo_shows_the_same_whatever_the_defaults_are(
+    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = cli("demo", "first")
+    assert plain.status == 0, plain.err
+    (work / "opdtool.toml").write_text("cp = 2\n")
+    monkeypatch.setenv("OPDTOOL_EXIT_ZERO", "1")
+    monkeypatch.setenv("OPDTOOL_FORMAT", "json")
+    other = cli("demo", "second")
+    assert other.status == 0, other.err
+    assert other.out == plain.out.replace("first;", "second;")
+    assert os.environ["OPDTOOL_EXIT_ZERO"] == "1"

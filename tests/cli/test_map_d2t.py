@@ -179,3 +179,25 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(cli: Cli, data: Path)
         "map-d2t", data / "both.safetensors", "--d2t", d2t, "-o", out, "--name", "teacher_logits"
     )
     assert both_named.status == 0
+
+
+def test_a_reference_may_have_its_own_names_and_both_widths(cli: Cli, data: Path) -> None:
+    whole = load_file(data / "logits.safetensors")["teacher_logits"]
+    both = {"teacher_full_logits": whole, "teacher_logits": expected(data)}
+    save_file(both, data / "both.safetensors")
+    assert compare(cli, data, "both.safetensors")[0] == 0
+    save_file({"mine": expected(data)}, data / "named.safetensors")
+    argv = ("map-d2t", data / "logits.safetensors", "--d2t", data / "d2t.safetensors")
+    save_file({"other": whole}, data / "other.safetensors")
+    done = cli(
+        argv[0], data / "other.safetensors", *argv[2:], "--rename", "teacher_full_logits=other",
+        "--reference", data / "named.safetensors", "--rename", "teacher_logits=mine",
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    done = cli(*argv, "--reference", data / "named.safetensors", "--rename", "teacher_logits=my")
+    assert (done.status, done.out) == (2, "")
+    assert "no input has a tensor my" in done.err
+    save_file({name: whole.clone() for name in both}, data / "two.safetensors")
+    done = cli(*argv, "--reference", data / "two.safetensors")
+    assert (done.status, done.out) == (2, "")
+    assert "give a file with the one to compare with" in done.err

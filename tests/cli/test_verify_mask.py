@@ -492,3 +492,44 @@ def test_a_mask_without_slots_is_nothing_to_check_or_too_short(cli: Cli, tmp_pat
     outcome = cli("verify-mask", path, "--batch", batch, "--format", "json")
     assert outcome.status == 1
     assert report_of(outcome)["diagnosis"] == []
+
+
+@pytest.mark.parametrize("entry", [99, -99, -1])
+def test_an_index_of_no_row_is_a_failed_check_where_files_are_told_by_their_slots(
+    cli: Cli, tmp_path: Path, world: World, entry: int
+) -> None:
+    batch = write_batch(world, tmp_path / "b.safetensors")
+    index = torch.arange(len(world.lengths))
+    index[0] = entry
+    mask = torch.as_tensor(np.asarray(slow.right_pack(world))).reshape(1, -1).float()
+    path = tmp_path / "mask.safetensors"
+    save_file({"draft_token_mask": mask, "sequence_index": index}, path)
+    outcome = cli("verify-mask", path, "--batch", batch, "--cp", 2, "--format", "json")
+    assert outcome.status == 1, outcome.err
+    found = check(report_of(outcome), "OPD109")
+    assert found["status"] == "fail"
+    assert f"entry 0 is {entry}, outside" in found["message"]
+
+
+@pytest.mark.parametrize("atol", ["inf", "nan", "-1"])
+def test_a_tolerance_that_none_can_exceed_is_refused(
+    cli: Cli, tmp_path: Path, world: World, atol: str
+) -> None:
+    batch = write_batch(world, tmp_path / "b.safetensors")
+    dump = write_dump(slow.right(world), tmp_path)
+    outcome = cli("verify-mask", *dump, "--batch", batch, f"--atol={atol}")
+    assert outcome.status == 2
+    assert outcome.err.startswith(f"error: --atol is {float(atol)}; it must be a finite number")
+
+
+def test_inputs_are_named_as_they_were_typed(
+    cli: Cli, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = write_batch(world, tmp_path / "b.safetensors")
+    (tmp_path / "dump").mkdir()
+    assert write_dump(slow.right(world), tmp_path / "dump")
+    monkeypatch.chdir(tmp_path / "dump")
+    for folder in (".", "../dump"):
+        outcome = cli("verify-mask", folder, "--batch", batch)
+        assert outcome.status == 0, outcome.err
+        assert outcome.out.splitlines()[0] == f"opdtool verify-mask  {folder}"

@@ -279,3 +279,51 @@ def test_targets_that_were_not_shifted_are_named_and_drawn(
     ids = load_file(batch)["input_ids"][0, :7].tolist()
     assert rows["actual"][:7] == [str(i) for i in ids]
     assert rows["expected"][:6] == [str(i) for i in ids[1:]]
+
+
+def test_row_aligned_tensors_are_compared_as_they_are_stored(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(batch)
+    tensors["row_id"] = torch.tensor([3, 7, 0, 5, 2, 2**53 + 1])
+    tensors["kept"] = torch.tensor([True, False, True, True, True, False])
+    save_file(tensors, batch)
+    pack = packed(cli, batch, tmp_path) / "pack-00000.safetensors"
+    right = load_file(pack)
+    ids, kept, reward = right["row_id"], right["kept"], right["reward"]
+    cases = [
+        ("row_id", ids.clone(), True),
+        ("row_id", ids + 0.7, False),
+        ("row_id", ids.double(), False),  # which does not hold 2^53 + 1
+        ("row_id", ids.to(torch.int16), False),
+        ("row_id", ids.view(torch.uint64), True),
+        ("row_id", ids - 2**40, False),
+        ("kept", kept.to(torch.int32), True),
+        ("kept", kept.float(), True),
+        ("kept", kept.to(torch.int32) * 2, False),
+        ("kept", -kept.to(torch.int32), False),
+        ("reward", reward.double(), True),
+        ("reward", reward.bfloat16(), False),
+        ("reward", reward.double() + 1e-12, False),
+    ]
+    for name, stored, passes in cases:
+        save_file({**right, name: stored.contiguous()}, pack)
+        outcome = cli("verify-pack", pack, "--batch", batch, "--format", "json")
+        (found,) = checks(report_of(outcome), "OPD205", name)
+        assert found["status"] == ("pass" if passes else "fail"), (name, stored)
+        assert outcome.status == (0 if passes else 1)
+
+
+def test_an_index_of_no_row_is_a_failed_check_whatever_cp_is_promised(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(packed(cli, batch, tmp_path) / "pack-00000.safetensors")
+    loose = tmp_path / "loose.safetensors"
+    for entry in (99, -99):
+        index = tensors["sequence_index"].clone()
+        index[0] = entry
+        kept = {n: t for n, t in tensors.items() if not n.startswith("cu_seqlens")}
+        save_file(kept | {"sequence_index": index}, loose)
+        outcome = cli("verify-pack", loose, "--batch", batch, "--cp", 2, "--format", "json")
+        assert outcome.status == 1, outcome.err
+        assert f"entry 0 is {entry}, outside" in checks(report_of(outcome), "OPD109")[0]["message"]

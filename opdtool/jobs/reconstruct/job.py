@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from opdtool.core.errors import InputError
-from opdtool.core.limits import MOST_SLOTS
+from opdtool.core.limits import MOST_SLOTS, check_tolerances
 from opdtool.core.teacher import check_multipliable
 from opdtool.io.checkpoints import HeadSpec
 
@@ -66,9 +66,7 @@ def check_options(job: ReconstructJob) -> None:
     for name, value in (("--logit-scale", job.scale), ("--logit-softcap", job.softcap)):
         if value is not None and not (np.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value}; it must be a finite number above 0")
-    for name, value in (("--rtol", job.rtol), ("--atol", job.atol)):
-        if value is not None and not (np.isfinite(value) and value >= 0):
-            raise InputError(f"{name} is {value}; it must be a finite number of at least 0")
+    check_tolerances(rtol=job.rtol, atol=job.atol)
     if not job.reference and (job.rtol is not None or job.atol is not None) and not job.logprobs:
         raise InputError("--rtol and --atol are for a comparison: add --reference or --logprobs")
     if job.packed and job.student_seq_len is not None:

@@ -136,7 +136,7 @@ def _report(job: VerifyPackJob, run: PackRun) -> Report:
         stats={"packs": len(run.outcomes), "rows": run.batch.rows},
         sections=_sections(run),
         notes=tuple(notes if run.unknown else ()),
-        inputs=tuple(path.name for path in job.dump),
+        inputs=tuple(str(path) for path in job.dump),
     )
 
 

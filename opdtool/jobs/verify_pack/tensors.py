@@ -91,8 +91,24 @@ def as_floats(count: Count, wide: bool) -> None:
     count.first = [(slot, value(want), value(have)) for slot, want, have in count.first]
 
 
-def moved(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether values are the same bits, a NaN included, or else equal."""
-    found = found.to(expected.dtype)
-    pair = [one.contiguous().reshape(-1).view(torch.uint8) for one in (found, expected)]
-    return torch.equal(*pair) or torch.equal(found, expected)
+def moved(found: Tensor, expected: Tensor) -> bool:
+    """Whether values are the same bits, a NaN included, or else equal.
+
+    In another dtype they are the same numbers: each side survives the other's dtype.
+    """
+    if found.dtype == expected.dtype:
+        return _same(found, expected)
+    signed = [one for one in (found, expected) if one.dtype.is_signed]
+    if len(signed) == 1 and bool((signed[0] < 0).any()):
+        return False  # unsigned integers and bools would take it modulo their size
+    there, back = found.to(expected.dtype), expected.to(found.dtype)
+    return _same(there, expected) and _same(back, found)
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    """Whether tensors of one dtype hold the same bits, or equal numbers."""
+    pair = [one.contiguous().reshape(-1).view(torch.uint8) for one in (left, right)]
+    if torch.equal(*pair):
+        return True
+    narrow = left.is_floating_point() and left.dtype.itemsize == 1  # torch compares no float8
+    return torch.equal(left.float(), right.float()) if narrow else torch.equal(left, right)
