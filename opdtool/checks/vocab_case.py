@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from opdtool.checks.registry import check_name
 from opdtool.core.errors import InputError
-from opdtool.core.vocab import t2d_from_ids
 from opdtool.findings import MAX_PLACES, Finding, Scalar, Status
 
 
@@ -146,11 +146,10 @@ class DraftCase:
         """Target ids on which t2d and d2t disagree, either way, ascending."""
         if self.allowed is None:
             return None
+        assert self.marked is not None
         reach = max(len(self.allowed), self.targets or 0)
-        mine = t2d_from_ids(self.ids[(self.ids >= 0) & (self.ids < reach)], reach)
-        theirs = torch.zeros(reach, dtype=torch.bool)
-        theirs[: len(self.allowed)] = self.allowed
-        return (mine != theirs).nonzero().squeeze(-1)
+        mine = self.ids[(self.ids >= 0) & (self.ids < reach)]
+        return torch.from_numpy(np.setxor1d(mine.numpy(), self.marked.numpy()))
 
     @property
     def t2d_agrees(self) -> bool:

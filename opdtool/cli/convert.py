@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from opdtool.cli.options import ForceOption, QuietOption
+from opdtool.core.errors import InputError
 from opdtool.core.words import plural
 
 
@@ -23,6 +24,8 @@ def command(
     quiet: QuietOption = False,
 ) -> None:
     """Turn a torch file into safetensors: tensors alone, nested names joined with dots."""
+    if not path.name:
+        raise InputError(f"{path}: is no file; give a .pt, .pth, .bin or .ckpt file")
     target = output or path.with_suffix(".safetensors")
     from opdtool.io.convert import convert
 

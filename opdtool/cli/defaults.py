@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from opdtool.cli.nearest import did_you_mean, short
-from opdtool.cli.shapes import Shape, options, relative_to
+from opdtool.cli.shapes import Shape, is_path, options, relative_to
 from opdtool.core.errors import InputError
 
 OWN = "opdtool.toml"
@@ -165,6 +165,28 @@ def _check_kind(where: str, shape: Shape, text: str) -> None:
             shape.kind(text)
         except ValueError:
             raise InputError(f"{where} is {short(text)}; expected a number") from None
+
+
+def refuse_empty_paths(command: Any) -> Any:
+    """The command refusing an empty text where a path is expected; returns it.
+
+    It would be the working directory: ``verify-pack "$PACKS"`` of a pipeline that did not set
+    the variable would check whatever lies there.
+    """
+    for parameter in command.params:
+        if is_path(parameter.type_descriptor.annotation):
+            parameter.consume_value = _not_empty(parameter.consume_value)
+    return command
+
+
+def _not_empty(consume: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    def consume_value(ctx: Any, opts: Mapping[str, Any]) -> tuple[Any, Any]:
+        value, source = consume(ctx, opts)
+        if value == "" or (isinstance(value, list | tuple) and "" in value):
+            ctx.fail("an empty path; if it comes from a variable, that one is not set")
+        return value, source
+
+    return consume_value
 
 
 def take_environment(command: Any, name: str) -> Any:

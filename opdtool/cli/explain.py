@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opdtool.cli.nearest import did_you_mean
+from opdtool.cli.nearest import did_you_mean, short
 from opdtool.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _explanation(name: str) -> Iterator[str]:
     names = [*checks(), *(info.name for info in checks().values()), *faults()]
     hint = did_you_mean(wanted, names)
     raise InputError(
-        f"explain: there is no check or fault named {wanted!r}{hint}"
+        f"explain: there is no check or fault named {short(wanted)}{hint}"
         f"{'' if hint else '; see the table with: opdtool explain'}"
     )
 

@@ -30,6 +30,9 @@ from opdtool.ranks.errors import RankError
 
 
 def _say(message: str) -> None:
+    from opdtool.report.text import clean, inert
+
+    message = inert(clean(message, keep="\n"))
     with suppress(OSError):  # a closed stderr: nobody listens
         print(message, file=sys.stderr, flush=True)
 
@@ -171,9 +174,9 @@ def load(name: str) -> Any:
     module = import_module(f"opdtool.cli.{name.replace('-', '_')}")
     alone = typer.Typer(add_completion=False)
     alone.command(name, cls=PlainCommand, help=module.command.__doc__)(guarded(module.command))
-    from opdtool.cli.defaults import take_environment
+    from opdtool.cli.defaults import refuse_empty_paths, take_environment
 
-    return take_environment(typer.main.get_command(alone), name)
+    return refuse_empty_paths(take_environment(typer.main.get_command(alone), name))
 
 
 app = typer.Typer(

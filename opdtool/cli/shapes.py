@@ -49,7 +49,7 @@ def options(command: str) -> Mapping[str, Shape]:
             flag=bool(parameter.is_flag),
             off=next((text.lstrip("-") for text in parameter.secondary_opts), None),
             multiple=bool(parameter.multiple),
-            path=_is_path(hints[parameter.name], parameter.metavar),
+            path=is_path(hints[parameter.name], parameter.metavar),
             kind=_kind(hints[parameter.name]),
         )
         found |= dict.fromkeys(keys, shape)
@@ -60,13 +60,13 @@ def _function(command: str) -> Any:
     return import_module(f"opdtool.cli.{command.replace('-', '_')}").command
 
 
-def _is_path(hint: Any, metavar: str | None) -> bool:
+def is_path(hint: Any, metavar: str | None = None) -> bool:
     """Paths, and texts that hold one: ``[INDEX=]PATH[:KEY]``."""
     if re.search(r"PATH|FILE|DIR", metavar or ""):
         return True
     if hint is Path:
         return True
-    return get_origin(hint) is not None and any(_is_path(part, None) for part in get_args(hint))
+    return get_origin(hint) is not None and any(is_path(part) for part in get_args(hint))
 
 
 def _kind(hint: Any) -> type:

@@ -23,6 +23,7 @@ from opdtool.cli.options import (
     parse_size,
 )
 from opdtool.core.errors import InputError
+from opdtool.core.limits import check_ids, check_ranks
 from opdtool.core.words import plural
 from opdtool.findings import Bars, Report, Section, Table
 
@@ -141,6 +142,14 @@ class VerifyJob:
     max_memory: int = 1 << 30
 
     def __post_init__(self) -> None:
+        check_ranks(self.tp, 1)
+        for option, ids in (
+            ("--vocab-size", self.vocab_size),
+            ("--draft-vocab-size", self.draft_vocab_size),
+            ("--tokenizer-vocab-size", self.tokenizer_size),
+            ("--pad-vocab-to-multiple-of", self.pad_multiple),
+        ):
+            check_ids(option, ids)
         idle = [name for name in self.rename if name not in OF_MAPS]
         if idle and not self.counts:
             raise InputError(

@@ -16,6 +16,9 @@ MOST_SLOTS = 2**31 - 1
 
 MOST_RANKS = 2**20
 
+MOST_IDS = 2**31
+"""Token ids of a vocabulary, each of which int32 can hold."""
+
 
 def check_ranks(tp_size: int, cp_size: int) -> None:
     """Refuse more ranks than anybody has.
@@ -39,6 +42,18 @@ def check_slots(what: str, slots: int) -> None:
         raise InputError(
             f"{what} {plural(slots, 'slot')}, more than int32 cumulative lengths can count; "
             "take a smaller one"
+        )
+
+
+def check_ids(what: str, ids: int | None) -> None:
+    """Refuse a vocabulary of more ids than there can be; ``what`` begins the sentence.
+
+    Raises:
+        InputError: more than ``MOST_IDS``.
+    """
+    if ids is not None and ids > MOST_IDS:
+        raise InputError(
+            f"{what} is {ids:,}, more than token ids can count, which is {MOST_IDS:,}; correct it"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from opdtool.core.errors import InputError
+from opdtool.core.limits import MOST_IDS
 from opdtool.core.words import plural
 from opdtool.io.closing import Closing
 from opdtool.io.npy import is_npy, read_npy
@@ -156,7 +157,7 @@ def config_size(config: Mapping[str, Any], path: Path | None, key: str) -> int |
     value = config_value(config, key)
     if value is None:
         return None
-    if type(value) is not int or not 0 < value < 1 << 63:
+    if type(value) is not int or not 0 < value <= MOST_IDS:
         raise InputError(f"{path}: {key} is {ascii(value)[:60]}; a size is expected")
     return value
 

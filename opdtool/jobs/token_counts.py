@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from opdtool.checks.registry import check_name
 from opdtool.core.errors import InputError
+from opdtool.core.limits import check_ids
 from opdtool.core.words import plural
 from opdtool.findings import Finding, Scalar
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 COUNTS = ("counts", "token_counts", "token_freq")
 """Names under which a safetensors file may hold a counts vector."""
 MOST = (1 << 63) - 1
+COUNT_BYTES = 16
+"""Of every id: its count, and the counts that are added to it."""
+UNASKED = 256 << 20
+"""Bytes of counts that are held whole whatever the limit: of any vocabulary there is."""
 """The greatest count of one id."""
 SLICE = 2 << 20
 """Bytes of ids read at once: small enough to stay in a processor's cache."""
@@ -125,8 +130,12 @@ def count_sources(
     V = vocab_size or next((len(vector) for vector in vectors.values()), None)
     if V is None:
         raise InputError("batch files do not tell the vocabulary size; give --vocab-size")
-    if V > 1 << 31:
-        raise InputError(f"--vocab-size {V} is more than token ids can count, which is {1 << 31}")
+    check_ids("--vocab-size", V)
+    if max(max_memory, UNASKED) < V * COUNT_BYTES:
+        raise InputError(
+            f"--vocab-size {V:,} takes {plural(V * COUNT_BYTES, 'byte', ',')} of counts, past "
+            f"--max-memory {max_memory}; give the vocabulary's size, or raise the memory"
+        )
     found = Counted(counts=torch.zeros(V, dtype=torch.int64), device=device, files=files)
     with progress("counting", sum(_size(file) for file in files), of_bytes=True) as advance:
         for file in files:

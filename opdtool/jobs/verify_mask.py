@@ -108,6 +108,11 @@ def _opened(job: VerifyMaskJob) -> Iterator[_Opened]:
         open_batch(job.batch, rename=job.rename, strict_rename=False) as batch,
         closing(files),
     ):
+        if job.shift > max(batch.width, 1):
+            raise InputError(
+                f"--shift {job.shift} is past the row width {batch.width}: no slot could speak of "
+                "such a token; give the depth of the draft"
+            )
         yield _Opened(
             job=job,
             packs=groups.packs,

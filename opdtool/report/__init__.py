@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any, cast
 
 from opdtool.findings import Report
+from opdtool.report.text import inert
 
 FORMATS = ("full", "concise", "json", "jsonl", "junit", "github", "markdown")
 """What ``--format`` prints."""
@@ -44,11 +45,11 @@ def render(report: Report, format: str, *, width: int | None = None, color: bool
     # Imported when asked for: rich alone costs more than all the others together.
     module = import_module(f"opdtool.report.{_MODULES[format]}")
     if format == "full":
-        return cast(str, module.full(report, width=width, color=color))
+        return inert(module.full(report, width=width, color=color))
     if format == "concise":
-        return cast(str, module.concise(report, color=color))
+        return inert(module.concise(report, color=color))
     draw: Callable[[Report], str] = getattr(module, format)
-    return draw(report)
+    return inert(draw(report)) if format == "markdown" else draw(report)
 
 
 def schema() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,20 @@ def clean(text: str, *, keep: str = "") -> str:
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii")
         for c in text
     )
+
+
+_COMMAND = re.compile(r"(?m)^((?:\s|\x1b\[[0-9;]*m)*):(?=:)|#(?=#\[)")
+
+
+def inert(text: str) -> str:
+    r"""The text with no line that a runner of pipelines would read as a command.
+
+    Names come from files that anyone made, and GitHub's runner obeys ``::`` at the beginning
+    of a line and ``##[`` anywhere.
+
+        "  ::error::x" -> "  \x3a:error::x"
+    """
+    return _COMMAND.sub(lambda found: r"\x23" if found[1] is None else found[1] + r"\x3a", text)
 
 
 def one_line(text: str) -> str:

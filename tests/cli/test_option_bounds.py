@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from opdtool.cli.main import load
 from opdtool.cli.start import COMMANDS
@@ -78,6 +82,21 @@ def test_the_command_lines_here_are_right_but_for_the_option(
         ("build-mask", "--pad-multiple", 2**31, "int32"),
         ("verify-mask", "--pad-packed-multiple", 2**62, "contradicts the manifest"),
         ("reconstruct", "--student-seq-len", HUGE, "int32"),
+        ("verify-mask", "--shift", HUGE, "past the row width 96"),
+        ("verify-mask", "--shift", 97, "past the row width 96"),
+        ("verify-d2t", "--tp", HUGE, "ranks"),
+        *[
+            ("verify-d2t", option, number, "more than token ids can count")
+            for option in (
+                "--vocab-size",
+                "--draft-vocab-size",
+                "--tokenizer-vocab-size",
+                "--pad-vocab-to-multiple-of",
+            )
+            for number in (HUGE, 10**13, 2**31 + 1)
+        ],
+        ("build-d2t", "--vocab-size", HUGE, "more than token ids can count"),
+        ("build-d2t", "--vocab-size", 2**31, "of counts, past --max-memory"),
         ("reconstruct", "--pad-vocab-to-multiple-of", HUGE, "token ids"),
     ],
 )
@@ -132,3 +151,69 @@ def test_of_many_missing_ranks_the_first_is_named_at_once(cli: Cli, tmp_path: Pa
     done = cli("verify-mask", path, "--batch", BATCH)
     assert done.status == 2
     assert "1 of 9999999 context-parallel files; the file of rank 1 " in done.err
+
+
+def test_a_large_vocabulary_is_judged_without_a_table_of_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    zeros = torch.zeros
+
+    def counted(*size: Any, **more: Any) -> torch.Tensor:
+        made.append(max([0, *(n for n in size if isinstance(n, int))]))
+        return zeros(*size, **more)
+
+    monkeypatch.setattr(torch, "zeros", counted)
+    done = cli(*("verify-d2t", FIXTURES / "draft", "--vocab-size", 2**31, "--format", "json"))
+    assert done.status == 1, done.err
+    assert {each["name"] for each in json.loads(done.out)["checks"] if each["status"] == "fail"}
+    assert max(made, default=0) < 1 << 20
+
+
+class _Refused(Exception):
+    """What the stand-in for a context raises."""
+
+
+class _Context:
+    """As much of a context as an option asks for its value."""
+
+    def fail(self, message: str) -> None:
+        raise _Refused(message)
+
+
+def test_an_empty_path_is_refused_wherever_a_path_is_taken() -> None:
+    tried = []
+    for command in COMMANDS:
+        for parameter in load(command).params:
+            if "Path" not in str(parameter.type_descriptor.annotation):
+                continue
+            tried.append((command, parameter.name))
+            for given in ("", ["x", ""]):
+                with pytest.raises(_Refused, match="an empty path"):
+                    parameter.consume_value(_Context(), {parameter.name: given})
+            assert parameter.consume_value(_Context(), {parameter.name: "x"})[0] == "x"
+    assert len(tried) >= 50
+
+
+@pytest.mark.parametrize("option", ["--batch", "--report"])
+def test_an_empty_path_is_said_to_be_one(cli: Cli, tmp_path: Path, option: str) -> None:
+    assert cli("pack", BATCH, "-o", tmp_path / "packs").status == 0
+    done = cli(*["verify-mask", *line("verify-mask", tmp_path), option, ""])
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: an empty path; if it comes from a variable")
+
+
+def test_a_name_that_a_runner_would_obey_is_printed_as_text(cli: Cli, tmp_path: Path) -> None:
+    name = "::error file=x::pwned ##[command]y"
+    save_file({name: torch.zeros(2), "lm": torch.ones(2)}, tmp_path / "evil.safetensors")
+    for form in ("full", "concise", "markdown"):
+        out = cli("inspect", tmp_path / "evil.safetensors", "--format", form).out
+        assert "pwned" in out or form == "concise"
+        assert not [row for row in out.splitlines() if row.strip().startswith("::")]
+        assert "##[" not in out
+    odd = tmp_path / "a\n::error::b\x1b[31m##[warning]c.safetensors"
+    done = cli("inspect", odd)
+    assert done.status == 2
+    assert not [row for row in done.err.splitlines() if row.strip().startswith("::")]
+    assert "##[" not in done.err
+    assert "\x1b" not in done.err

@@ -17,6 +17,7 @@ import pytest
 from opdtool.findings import Bars, Finding, Report
 from opdtool.report import ENDINGS, FORMATS, render, schema
 from opdtool.report.concise import concise
+from opdtool.report.text import inert
 from tests.report.samples import EVIL, FAILING, HOSTILE, PASSING
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -281,3 +282,15 @@ def test_junit_gives_no_times() -> None:
     elements = list(suite.iter())
     assert len(elements) > 5
     assert not [element.tag for element in elements if "time" in element.attrib]
+
+
+def test_no_line_is_a_command_of_a_runner() -> None:
+    cases = {
+        "::error::x": r"\x3a:error::x",
+        "a\n  ::stop-commands::t": "a\n  " + r"\x3a:stop-commands::t",
+        "\x1b[31m::x": "\x1b[31m" + r"\x3a:x",
+        "a ##[error]b": r"a \x23#[error]b",
+        "std::vector, ## [x]": "std::vector, ## [x]",
+        ": ": ": ",
+    }
+    assert {text: inert(text) for text in cases} == cases
