@@ -143,10 +143,6 @@ class BuildJob:
             raise InputError("give --draft-vocab-size D, or --sweep D,D to choose one by")
         if self.draft_vocab_size is not None and self.output is None and not self.sweep:
             raise InputError("give -o FILE to write the map to")
-        if self.output is not None and self.output.suffix == ".npy":
-            raise InputError(
-                f"-o {self.output}: d2t and t2d are written to one file; name it .safetensors"
-            )
 
 
 def run(job: BuildJob) -> Report:

@@ -25,7 +25,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from opdtool.core.errors import InputError
+from opdtool.io.places import PICKLES
 from opdtool.io.pread import describe
+
+OTHER_FORMATS = PICKLES | {".npy", ".npz"}
+"""Endings under which nothing that is written here could be read again."""
 
 _TOO_LARGE = "the file would be larger than the system allows"
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -70,9 +74,14 @@ def check_output(
     ``inputs``, the working directory or the user's home.
 
     Raises:
-        InputError: it exists and ``force`` is not given; it is of the other kind; or more
-            than an output would be lost.
+        InputError: it exists and ``force`` is not given; it is of the other kind; its name
+            says another format; or more than an output would be lost.
     """
+    if not directory and path.suffix.lower() in OTHER_FORMATS:
+        raise InputError(
+            f"{path}: {path.suffix} is another format, and what is written here is not; name it "
+            ".safetensors (or .json, for metrics)"
+        )
     with writing(path):
         try:
             state = os.lstat(path)

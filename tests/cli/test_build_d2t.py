@@ -194,7 +194,7 @@ OUT = ["-o", "out.safetensors", "--draft-vocab-size", "1", "--vocab-size", "9"]
         (BATCH, OUT[:4], "give --vocab-size"),
         (BATCH, ["--vocab-size", "9"], "give --draft-vocab-size D, or --sweep"),
         (BATCH, OUT[2:], "give -o FILE"),
-        (BATCH, ["-o", "out.npy", *OUT[2:]], "written to one file"),
+        (BATCH, ["-o", "out.npy", *OUT[2:]], "npy is another format"),
         (BATCH, [*OUT, "--must-include", "9"], "required id 9 is outside the vocabulary 0..8"),
         (BATCH, [*OUT, "--must-include", "1,2"], "2 ids are required"),
         (BATCH, [*OUT, "--must-include", "1,x"], "'x' is no id"),

@@ -28,6 +28,7 @@ def line(command: str, tmp_path: Path) -> list[object]:
     """A command line that works, written by hand; what it writes goes to ``tmp_path``."""
     heads = ["--head", f"0={FIXTURES / 'teacher-a'}", "--head", f"1={FIXTURES / 'teacher-b'}"]
     sizes = ["--draft-vocab-size", 8, "--vocab-size", 320]
+    metrics, factors = FIXTURES / "metrics.json", ["--token-factor", 1, "--sequence-factor", 1]
     one_pack = tmp_path / "packs" / "pack-00000.safetensors"
     logits = FIXTURES / "teacher_logits.safetensors"
     lines: dict[str, list[object]] = {
@@ -42,6 +43,12 @@ def line(command: str, tmp_path: Path) -> list[object]:
         "simulate": [BATCH],
         "build-d2t": [BATCH, *sizes, "-o", tmp_path / "d2t.safetensors"],
         "verify-d2t": [FIXTURES / "draft"],
+        "rescale": [
+            FIXTURES / "metrics.json",
+            "--normalizers",
+            FIXTURES / "normalizers.json",
+            *factors,
+        ],
         "map-d2t": [logits, "--d2t", FIXTURES / "draft", "-o", tmp_path / "drafted.safetensors"],
         "reconstruct": [FIXTURES / "teacher_hidden.safetensors", *heads],
     }
@@ -170,7 +177,7 @@ def test_a_large_vocabulary_is_judged_without_a_table_of_it(
     assert max(made, default=0) < 1 << 20
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """What the stand-in for a context raises."""
 
 
@@ -178,7 +185,7 @@ class _Context:
     """As much of a context as an option asks for its value."""
 
     def fail(self, message: str) -> None:
-        raise _Refused(message)
+        raise _RefusedError(message)
 
 
 def test_an_empty_path_is_refused_wherever_a_path_is_taken() -> None:
@@ -189,7 +196,7 @@ def test_an_empty_path_is_refused_wherever_a_path_is_taken() -> None:
                 continue
             tried.append((command, parameter.name))
             for given in ("", ["x", ""]):
-                with pytest.raises(_Refused, match="an empty path"):
+                with pytest.raises(_RefusedError, match="an empty path"):
                     parameter.consume_value(_Context(), {parameter.name: given})
             assert parameter.consume_value(_Context(), {parameter.name: "x"})[0] == "x"
     assert len(tried) >= 50
@@ -217,3 +224,22 @@ def test_a_name_that_a_runner_would_obey_is_printed_as_text(cli: Cli, tmp_path: 
     assert not [row for row in done.err.splitlines() if row.strip().startswith("::")]
     assert "##[" not in done.err
     assert "\x1b" not in done.err
+
+
+@pytest.mark.parametrize("ending", [".pt", ".NPY", ".bin"])
+@pytest.mark.parametrize(
+    "command", [name for name in takers("-o") if name not in ("pack", "reconstruct", "convert")]
+)
+def test_an_output_is_not_given_the_name_of_another_format(
+    cli: Cli, tmp_path: Path, command: str, ending: str
+) -> None:
+    assert cli("pack", BATCH, "-o", tmp_path / "packs").status == 0
+    before = sorted(tmp_path.iterdir())
+    words = line(command, tmp_path)
+    if "-o" in words:
+        words = words[: words.index("-o")]
+    done = cli(command, *words, "-o", tmp_path / f"out{ending}")
+    assert (done.status, done.out) == (2, "")
+    assert "name it" in done.err
+    assert ".safetensors" in done.err
+    assert sorted(tmp_path.iterdir()) == before
