@@ -197,6 +197,7 @@ class Target:
         token = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.temporary = self._sibling(f"tmp-{token}")
         self._aside = self._sibling(f"old-{token}")
+        self._owner = os.getpid()
         self._lock = NameLock(self.path, self.shown)
         try:
             with writing(self.shown):
@@ -275,9 +276,18 @@ class Target:
 
     def release(self) -> None:
         """Remove what was not moved in, and let the next run have the name."""
-        with contextlib.suppress(OSError):
-            remove(self.temporary)
-        self._lock.release()
+        with undisturbed():
+            try:
+                with contextlib.suppress(OSError):
+                    remove(self.temporary)
+            finally:
+                self._lock.release()
+
+    def __del__(self) -> None:
+        # A signal may come when this is made and before anybody holds it in a `with`.
+        lock = getattr(self, "_lock", None)
+        if lock is not None and lock.held and self._owner == os.getpid():
+            self.release()
 
 
 @contextlib.contextmanager

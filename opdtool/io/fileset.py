@@ -111,11 +111,12 @@ class FileSet:
         return json.dumps({"replaces": self._force, "files": files}, indent=1) + "\n"
 
     def _release(self) -> None:
-        for writer in self._writers:
-            writer.abort()
-        for target in self._targets.values():
-            target.release()
-        self._lock.release()
+        with undisturbed():
+            for writer in self._writers:
+                writer.abort()
+            for target in self._targets.values():
+                target.release()
+            self._lock.release()
 
     def __enter__(self) -> FileSet:
         return self

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opdtool.io.atomic import Target, sync_directory, writing
+from opdtool.io.atomic import Target, sync_directory, undisturbed, writing
 from opdtool.io.writer import TensorFileWriter, TensorSpec, WrittenFile, seal, spec_of
 
 MANIFEST = "manifest.json"
@@ -129,9 +129,10 @@ class OutputDir(OutputPart):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for writer in self._writers:
-            writer.abort()
-        self._target.release()
+        with undisturbed():
+            for writer in self._writers:
+                writer.abort()
+            self._target.release()
 
 
 def _refuse_path(name: str) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from opdtool.core.errors import InputError
 from opdtool.core.words import plural
-from opdtool.io.atomic import Target, check_output, write_text_atomic, writing
+from opdtool.io.atomic import Target, check_output, undisturbed, write_text_atomic, writing
 from opdtool.io.background import workers
 from opdtool.io.header import BITS
 from opdtool.io.tensors import TORCH_DTYPES
@@ -253,14 +253,15 @@ class TensorFileWriter:
         """Remove what was written. After :meth:`finish` there is nothing to do."""
         if self.result is not None:
             return
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-        if self._target is not None:
-            self._target.release()
-        elif fd >= 0 and not self._shared:
-            with contextlib.suppress(OSError):
-                os.unlink(self._working)
+        with undisturbed():
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+            if self._target is not None:
+                self._target.release()
+            elif fd >= 0 and not self._shared:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._working)
 
     def __enter__(self) -> TensorFileWriter:
         return self

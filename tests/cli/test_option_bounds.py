@@ -28,7 +28,7 @@ def line(command: str, tmp_path: Path) -> list[object]:
     """A command line that works, written by hand; what it writes goes to ``tmp_path``."""
     heads = ["--head", f"0={FIXTURES / 'teacher-a'}", "--head", f"1={FIXTURES / 'teacher-b'}"]
     sizes = ["--draft-vocab-size", 8, "--vocab-size", 320]
-    metrics, factors = FIXTURES / "metrics.json", ["--token-factor", 1, "--sequence-factor", 1]
+    factors = ["--token-factor", 1, "--sequence-factor", 1]
     one_pack = tmp_path / "packs" / "pack-00000.safetensors"
     logits = FIXTURES / "teacher_logits.safetensors"
     lines: dict[str, list[object]] = {

@@ -11,17 +11,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from opdtool.core.errors import InputError
+from opdtool.io import atomic
 from opdtool.io.atomic import check_output
+from opdtool.io.fileset import FileSet
 from opdtool.io.manifest import make_manifest, read_manifest
 from opdtool.io.outdir import OutputDir, OutputPart
 from opdtool.io.verify import verify_files
-from opdtool.io.writer import TensorSpec
+from opdtool.io.writer import TensorFileWriter, TensorSpec
 from tests.io.test_writer import listing
 
 
@@ -427,3 +431,42 @@ def test_a_signal_that_kills_kills_once_the_lock_is_whole() -> None:
         [sys.executable, "-c", script, "SIGTERM"], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.returncode) == ("whole\n", -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "set"])
+def test_a_signal_while_an_output_is_given_up_leaves_no_lock(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [TensorSpec("x", "F32", (1,))]
+    makers: dict[str, Callable[[], Any]] = {
+        "directory": lambda: OutputDir(tmp_path / "out"),
+        "file": lambda: TensorFileWriter(tmp_path / "out.safetensors", specs),
+        "set": lambda: FileSet(
+            tmp_path / "out.safetensors", [tmp_path / f"{i}.safetensors" for i in "ab"], force=False
+        ),
+    }
+    out = makers[kind]()
+    assert len(listing(tmp_path)) >= 2
+    real = atomic.remove
+    sent: list[Path] = []
+
+    def slow(path: Path) -> None:
+        if not sent:
+            sent.append(path)
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(20):  # time for a handler to run in
+                time.sleep(0.005)
+        real(path)
+
+    monkeypatch.setattr(atomic, "remove", slow)
+    with pytest.raises(KeyboardInterrupt), out:
+        raise RuntimeError("given up")
+    assert sent
+    assert listing(tmp_path) == []
+
+
+def test_an_output_that_nobody_holds_any_more_leaves_nothing(tmp_path: Path) -> None:
+    out = OutputDir(tmp_path / "out")
+    assert len(listing(tmp_path)) == 2
+    del out
+    assert listing(tmp_path) == []

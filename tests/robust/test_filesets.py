@@ -131,7 +131,8 @@ def test_a_set_is_whole_or_absent_whenever_its_run_is_ended(
         if sent != signal.SIGKILL:
             assert found in ({}, right)
             assert leftovers(folder) == []
-        done = found == right and not leftovers(folder)
+        # Behind the last name a killed run may still leave the locks, which no longer matter.
+        done = found == right and not any(name.endswith(".set") for name in leftovers(folder))
         again = run(*line(batch, folder, 2), *(["--force"] if done else []))
         assert again.status == 0, again.err
         assert files(folder) == right
