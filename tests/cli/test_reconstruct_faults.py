@@ -121,7 +121,15 @@ def test_an_unknown_corruption_fails_and_gets_no_name(
     assert wrong == []
 
 
-@pytest.mark.parametrize("fault", ["window +k", "misrouted", "sequence -2", "scaled", "cp swapped"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "misrouted",
+        "sequence -2",
+        "scaled",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in ("window +k", "cp swapped")],
+    ],
+)
 def test_a_fault_beside_a_stray_element_is_likely_and_says_how_much_it_explains(
     fault: str, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ def finish(program: list[str], *argv: str, timeout: float = 180) -> tuple[int, s
 @pytest.mark.parametrize(
     ("command", "grid"),
     [
-        ("pack", "tp2cp2"),
+        pytest.param("pack", "tp2cp2", marks=pytest.mark.slow),
         ("reconstruct", "tp1cp2dp2"),
         pytest.param("pack", "tp1cp2dp2", marks=pytest.mark.slow),
         pytest.param("reconstruct", "tp2cp2", marks=pytest.mark.slow),
