@@ -17,7 +17,7 @@ import torch
 from opdtool.checks.faults_teacher_proposals import FIRSTS, SEARCHES
 from opdtool.checks.faults_teacher_sample import LIKELY, Proposal, Sample, View, agreeing
 from opdtool.checks.registry import faults
-from opdtool.checks.teacher_evidence import Evidence
+from opdtool.checks.teacher_evidence import Evidence, Facts
 from opdtool.core.rebuild import Variant
 from opdtool.findings import Diagnosis
 
@@ -27,6 +27,8 @@ LEAST_FOR_PAIR = 32
 few elements is always found."""
 LEAST_FOR_EACH = 4
 """Sampled elements that either of two faults alone must leave unexplained."""
+MOST_PADDING = 4
+"""One in so many columns may be padding that nothing proves."""
 MOST_PASSES = 6
 """Pairs that are tried on the whole."""
 
@@ -47,6 +49,9 @@ def diagnose(evidence: Evidence) -> Verdict:
     """
     holding = _properties(evidence)
     if evidence.facts.mismatches == 0:
+        if not holding and (said := _likely_padding(evidence.facts)):
+            likely = replace(_diagnosis({"vocab-padded": said}), match="likely", score=1.0)
+            return Verdict((likely,))
         return Verdict(tuple(_diagnosis({name: said}) for name, said in holding.items()))
     sample = Sample(evidence)
     remark = _not_as_asked(sample)
@@ -186,24 +191,50 @@ def _properties(evidence: Evidence) -> dict[str, str]:
             "tp-shards-uneven": f"the shards {values} when they are joined, but are "
             "not equal windows of the vocabulary"
         }
-    if facts.reference_columns > facts.columns:
-        first, last = facts.columns, facts.reference_columns - 1
-        rest = "; all columns before them agree" if agrees else ""
-        return {"vocab-padded": f"the reference's columns {first}..{last} pad the vocabulary{rest}"}
+    if facts.reference_columns != facts.columns:
+        return _padding(evidence)
     if not agrees:
         return {}
-    if facts.reference_columns < facts.columns:
-        first, last = facts.reference_columns, facts.columns - 1
-        return {
-            "vocab-padded": f"the head's rows {first}..{last} pad the vocabulary: the reference "
-            "has no such columns, and all before them agree"
-        }
-    if facts.coarser and not facts.equal:
+    if facts.coarser and not facts.equal and not facts.given:
         return {
             "rounding-only": f"every difference is what {facts.precision} rounds away; nothing "
             "is wrong"
         }
     return {}
+
+
+def _padding(evidence: Evidence) -> dict[str, str]:
+    """What is to be said of columns that only one side has, where they are padding."""
+    facts = evidence.facts
+    agrees, wider = facts.mismatches == 0, facts.reference_columns > facts.columns
+    if not (wider or agrees) or not evidence.only_padding():
+        return {}
+    first, last = sorted((facts.columns, facts.reference_columns))
+    rest = "; all columns before them agree" if agrees else ""
+    if wider:
+        return {
+            "vocab-padded": f"the reference's columns {first}..{last - 1} pad the vocabulary{rest}"
+        }
+    return {
+        "vocab-padded": f"the head's rows {first}..{last - 1} pad the vocabulary: they are zero, "
+        "the reference has no such columns, and all before them agree"
+    }
+
+
+def _likely_padding(facts: Facts) -> str:
+    """What is to be said of columns that only one side has, where nothing proves them padding:
+    frameworks pad with rows that were never trained, too. More than a few are something else,
+    such as one shard of several."""
+    if facts.uneven or facts.reference_columns == facts.columns:
+        return ""
+    first, last = sorted((facts.columns, facts.reference_columns))
+    if (last - first) * MOST_PADDING > first:
+        return ""
+    what = "reference's columns" if facts.reference_columns > facts.columns else "head's rows"
+    return (
+        f"the {what} {first}..{last - 1}, which the other side lacks, may pad the vocabulary; all "
+        "columns before them agree"
+    )
 
 
 def _ordered(names: Iterable[str]) -> list[str]:

@@ -42,6 +42,8 @@ class Facts:
     """Whether every head has a norm beside it."""
     mismatches: int
     equal: bool
+    given: bool
+    """Whether the tolerance was given, so that to agree within it says nothing of rounding."""
     coarser: bool
     """Whether the reference holds less precision than the logits are rebuilt in."""
     precision: str
@@ -135,6 +137,10 @@ class Evidence(Protocol):
     ) -> Tensor:
         """Of the logits that a fault makes, over the columns that are compared or over the whole
         vocabulary: float32 [n], NaN where it is not judged."""
+
+    def only_padding(self) -> bool:
+        """Whether the columns that only one side has are padding: of the reference, one value at
+        every position; of the rebuilt logits, rows of zeros in every head."""
 
     def confirm(self, variant: Variant, bear: int) -> Unexplained:
         """What of the whole reference is not what the variant makes, where it is judged. The

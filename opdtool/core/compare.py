@@ -16,6 +16,7 @@ from torch import Tensor
 from opdtool.core.bounds import TINY, ErrorBound, RowsAndColumns
 from opdtool.core.divergence import SoftmaxSums
 
+BIG = float(torch.finfo(torch.float32).max)
 TILE = 1 << 19
 """Elements compared at a time: few enough to stay in a core's cache."""
 
@@ -167,8 +168,12 @@ class Comparison:
         judged = torch.sub(whole, ref, out=self._scratch("most", whole)) if own else error
         torch.div(judged, allowed, out=ratio)
         most, least = ratio.amax(dim=-1), ratio.amin(dim=-1)
-        if own and not bool((most - least).isfinite().all()):
-            torch.div(self._with_infinities(whole, ref)[0], allowed, out=ratio)
+        if not bool((most - least).isfinite().all()):
+            if own:
+                judged = self._with_infinities(whole, ref)[0]
+            # A bound that is no number allows nothing.
+            bound = allowed.nan_to_num(nan=TINY, posinf=BIG).clamp_min_(TINY)
+            torch.div(judged, bound, out=ratio)
             most, least = ratio.amax(dim=-1), ratio.amin(dim=-1)
         worst = self._offer(self.multiple, ratio, most, least, locate)
         self.worst[at] = torch.maximum(self.worst[at], worst)

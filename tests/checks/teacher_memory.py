@@ -34,7 +34,10 @@ class Memory:
     uneven: bool = False
     wider: int = 0
     """Columns that the reference has beyond those that are compared."""
+    padding: bool = True
+    """Whether those columns, or the head's rows that the reference lacks, are padding."""
     coarser: bool = False
+    given: bool = False
     tolerance: float = 1e-4
     confirmed: list[Variant] = field(default_factory=list)
     _made: dict[tuple[Variant, int], Tensor] = field(default_factory=dict, init=False)
@@ -142,6 +145,7 @@ class Memory:
             beside=bool(self.norms),
             mismatches=int(self._wrong(right).sum()),
             equal=bool(torch.equal(right, self.reference)),
+            given=self.given,
             coarser=self.coarser,
             precision="float32",
             relative=1e-6,
@@ -222,6 +226,9 @@ class Memory:
         if self.draft is not None and not over_vocabulary:
             whole = whole[:, self.draft]
         return whole.logsumexp(dim=-1)
+
+    def only_padding(self) -> bool:
+        return self.padding
 
     def confirm(self, variant: Variant, bear: int) -> Unexplained:
         self.confirmed.append(variant)

@@ -379,3 +379,24 @@ def test_columns_of_a_reference_are_those_rebuilt_in_equal_shards(
     found = teacher.reference_columns("t", widths, expected, also=also)
     assert (found.code, found.status) == ("OPD502", status)
     assert np.sum(widths) > 0
+
+
+def test_columns_of_one_side_alone_are_padding_where_that_is_proven() -> None:
+    proven = only(with_reference(memory(wider=6)))
+    assert (proven.fault, proven.match) == ("vocab-padded", "exact")
+    likely = only(with_reference(memory(wider=6, padding=False)))
+    assert (likely.fault, likely.match, likely.score) == ("vocab-padded", "likely", 1.0)
+    assert "may pad the vocabulary" in likely.message
+    # As many again are no padding, but another vocabulary or other shards.
+    assert diagnose(with_reference(memory(wider=32, padding=False))).diagnosis == ()
+    assert only(with_reference(memory(wider=32))).match == "exact"
+    beside = with_reference(memory(wider=6, padding=False), Variant(factor=2.0))
+    assert [(found.fault, found.faults) for found in diagnose(beside).diagnosis] == [
+        ("logits-scaled", ())
+    ]
+
+
+def test_to_agree_within_a_given_tolerance_says_nothing_of_rounding() -> None:
+    case = with_reference(memory(coarser=True, given=True))
+    case.reference = case.reference + 1e-5
+    assert diagnose(case).diagnosis == ()

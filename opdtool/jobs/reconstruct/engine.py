@@ -299,7 +299,6 @@ class _Worker:
                     slots,
                     unit,
                     position,
-                    tiles.tp_rank,
                     tiles.cp_rank,
                     columns,
                 ).to(self.device)

@@ -20,6 +20,8 @@ from opdtool.jobs.reconstruct.plan import Plan
 
 HEAD_ROWS = 4096
 """Rows of a head that a sample is multiplied with at a time."""
+SAMPLED = 1 << 22
+"""Elements of the reference that are looked at together."""
 
 Left = tuple[int, list[tuple[int, int, int]]]
 """How many elements a variant does not explain, and (cp rank, slot, column) of the first."""
@@ -102,23 +104,44 @@ class FileEvidence:
         out = torch.empty(len(spots), len(columns))
         for cp_rank in np.unique(spots.cp_rank).tolist():
             mine = np.flatnonzero(spots.cp_rank == cp_rank)
-            for tp_rank in range(plan.tp_size):
-                window = plan.window(tp_rank)
-                own = np.flatnonzero((columns >= window.start) & (columns < window.stop))
-                if len(own) == 0:
-                    continue
+            if len(columns):
                 values = self.files.logits(
                     plan.reference,
                     spots.slot[mine],
                     spots.unit[mine],
                     spots.position[mine],
-                    tp_rank,
                     cp_rank,
-                    columns[own],
+                    columns,
                 )
-                at = torch.from_numpy(mine)[:, None], torch.from_numpy(own)[None]
-                out[at] = values.float()
+                out[torch.from_numpy(mine)] = values.float()
         return out
+
+    def only_padding(self) -> bool:
+        """Whether the columns that only one side has are padding: of the reference, one value at
+        every position; of the rebuilt logits, rows of zeros in every head."""
+        low, high = sorted((self.facts.columns, self.facts.reference_columns))
+        plan = self.plan
+        if self.facts.reference_columns < self.facts.columns:
+            if plan.kind == "logits":
+                return False
+            rows = (
+                slice(c, min(c + HEAD_ROWS, high))
+                for c in range(low, min(high, plan.real), HEAD_ROWS)
+            )
+            return not any(
+                bool(self.files.head_rows(head, some).any())
+                for some in rows
+                for head in plan.heads.values()
+            )
+        value: Tensor | None = None
+        step = max(1, SAMPLED // (high - low))
+        for first in range(0, len(self._all), step):
+            every = np.arange(first, min(first + step, len(self._all)), dtype=np.int64)
+            found = self._recorded(self._all.take(every), np.arange(low, high, dtype=np.int64))
+            value = found[:1, :1] if value is None else value
+            if not bool(((found == value) | (found.isnan() & value.isnan())).all()):
+                return False
+        return True
 
     def variant(self, spots: Spots, columns: Ints, variant: Variant) -> tuple[Tensor, Tensor]:
         """What a fault would have made at spots and columns, NaN where it is not judged."""
@@ -225,6 +248,8 @@ class FileEvidence:
                 made = made * factor
             if cap is not None:
                 made = cap * (made / cap).tanh()
+        if bound.given and plan.compute.itemsize < 4:
+            made = made.to(plan.compute).float()  # a given tolerance is of what is written
         return made, slack
 
     def _sums(self, source: Ints, unit: Ints, variant: Variant, over_vocabulary: bool) -> Tensor:
@@ -327,6 +352,7 @@ def _facts(plan: Plan, found: Compared) -> Facts:
         beside=bool(plan.heads) and all(head.beside is not None for head in plan.heads.values()),
         mismatches=found.mismatches,
         equal=found.exact,
+        given=plan.bound.given,
         coarser=torch.finfo(precision).eps > torch.finfo(plan.compute).eps,
         precision=str(precision).removeprefix("torch."),
         relative=plan.bound.relative,

@@ -89,44 +89,33 @@ class Files(Closing):
         slots: Ints,
         unit: Ints,
         position: Ints,
-        tp_rank: int,
         cp_rank: int,
         columns: slice | Ints,
     ) -> Tensor:
-        """[n, v] of recorded logits: for a rank's own slots, in the plan's columns."""
+        """[n, v] of recorded logits: for a rank's own slots, in the plan's columns, out of the
+        shards that have them, however the vocabulary was cut."""
         plan = self.plan
-        if recorded.gathered and recorded.tp_size > 1:
-            return self._gathered(recorded, slots, unit, position, cp_rank, columns)
-        shard = tp_rank if recorded.tp_size > 1 else 0
-        at = recorded.files[shard, cp_rank if recorded.cp_size > 1 else 0]
-        flat = self._stored(recorded, at, slots, unit, position)
-        if recorded.gathered and plan.draft is not None:
-            return self.tokens(at, flat, plan.draft[columns])
-        first = recorded.starts[shard]
-        if isinstance(columns, slice):
-            return self.tokens(at, flat, slice(columns.start - first, columns.stop - first))
-        return self.tokens(at, flat, columns - first)
+        wanted = plan.draft[columns] if recorded.gathered and plan.draft is not None else columns
 
-    def _gathered(
-        self,
-        recorded: Sharded,
-        slots: Ints,
-        unit: Ints,
-        position: Ints,
-        cp_rank: int,
-        columns: slice | Ints,
-    ) -> Tensor:
-        """Draft columns out of shards of the whole vocabulary, each from the shard that has it."""
-        assert self.plan.draft is not None
-        wanted = self.plan.draft[columns]
-        owner = np.searchsorted(np.asarray(recorded.starts), wanted, side="right") - 1
+        def read(shard: int, some: slice | Ints) -> Tensor:
+            at = recorded.files[shard, cp_rank if recorded.cp_size > 1 else 0]
+            return self.tokens(at, self._stored(recorded, at, slots, unit, position), some)
+
+        starts = recorded.starts
+        if isinstance(wanted, slice):
+            spans = [
+                (shard, max(wanted.start, first) - first, min(wanted.stop, last) - first)
+                for shard, (first, last) in enumerate(pairwise(starts))
+            ]
+            parts = [read(shard, slice(low, high)) for shard, low, high in spans if low < high]
+            return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        owner = np.searchsorted(np.asarray(starts), wanted, side="right") - 1
+        if (owner == owner[0]).all():
+            return read(int(owner[0]), wanted - starts[owner[0]])
         out = torch.empty(len(slots), len(wanted), dtype=recorded.dtype)
         for shard in np.unique(owner).tolist():
-            at = recorded.files[shard, cp_rank if recorded.cp_size > 1 else 0]
             own = np.flatnonzero(owner == shard)
-            flat = self._stored(recorded, at, slots, unit, position)
-            values = self.tokens(at, flat, wanted[own] - recorded.starts[shard])
-            out[:, torch.from_numpy(own)] = values
+            out[:, torch.from_numpy(own)] = read(shard, wanted[own] - starts[shard])
         return out
 
     def _stored(

@@ -47,7 +47,7 @@ def with_logits(
         if plan.draft is not None and student.width != plan.real:
             student = replace(student, gathered=True)
             _check_gathered(plan, student)
-        elif student.width not in (plan.real, plan.columns) or student.uneven:
+        elif student.width not in (plan.real, plan.columns):
             raise InputError(
                 f"--student has {plural(student.width, 'column')}, but {plan.real} are rebuilt; "
                 "divergences need the same vocabulary on both sides"

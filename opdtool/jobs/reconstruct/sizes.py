@@ -15,6 +15,8 @@ from opdtool.core.rebuild import Variant
 from opdtool.jobs.reconstruct.plan import Plan
 
 T = TypeVar("T")
+LONGEST = 1e18
+"""Of a row, for the bound: a product of two is still a finite float32."""
 MOST_COLUMNS, MOST_POSITIONS = 8192, 1024
 LEAST_COLUMNS, LEAST_POSITIONS = 64, 16
 
@@ -108,6 +110,9 @@ def norms_of(rows: Tensor, *, fours: bool) -> tuple[Tensor, Tensor | None]:
         twos[some] = torch.linalg.vector_norm(wide, dim=-1)
         if found is not None:
             found[some] = torch.linalg.vector_norm(wide.square(), dim=-1).sqrt_()
+    for norms in (twos, found):
+        if norms is not None:  # what is not finite allows no error, and hides none
+            norms.nan_to_num_(0.0, posinf=LONGEST).clamp_max_(LONGEST)
     return twos, found
 
 

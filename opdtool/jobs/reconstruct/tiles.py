@@ -139,13 +139,16 @@ class Tiles:
                 else:
                     tile.head = files.head_rows(head, wanted)
         unit, position = self.all.unit[slots], self.all.position[slots]
-        ranks = (self.tp_rank, self.cp_rank)
         if plan.reference is not None:
             shared = tile.columns
             if not plan.reference.gathered:
                 shared = slice(shared.start, min(shared.stop, plan.reference.width))
             if shared.start < shared.stop:
-                tile.reference = files.logits(plan.reference, slots, unit, position, *ranks, shared)
+                tile.reference = files.logits(
+                    plan.reference, slots, unit, position, self.cp_rank, shared
+                )
         if self.student and plan.student is not None:
-            tile.student = files.logits(plan.student, slots, unit, position, *ranks, tile.columns)
+            tile.student = files.logits(
+                plan.student, slots, unit, position, self.cp_rank, tile.columns
+            )
         return tile

@@ -1,0 +1,139 @@
+"""``opdtool reconstruct``: numbers that are not finite, padding, and shards of any cut."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.cli.conftest import Cli
+from tests.cli.test_reconstruct import check, report_of, save
+from tests.cli.test_reconstruct_edges import model
+
+
+def reference(where: Path, logits: Tensor) -> list[object]:
+    return ["--reference", save(where / "ref.safetensors", teacher_full_logits=logits.contiguous())]
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("where", ["head", "payload"])
+def test_one_row_that_is_not_finite_hides_no_other_mismatch(
+    cli: Cli, tmp_path: Path, where: str, dtype: torch.dtype, odd: float
+) -> None:
+    made = torch.Generator().manual_seed(5)
+    hidden = torch.randn(2, 4, 64, generator=made).to(dtype)
+    head = torch.randn(48, 64, generator=made).to(dtype)
+    right = (hidden.float() @ head.float().t()).to(dtype)
+    if where == "head":
+        head[5, 3] = odd
+    else:
+        hidden[1, 2, 3] = odd
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=hidden)
+    save(tmp_path / "head.safetensors", **{"lm_head.weight": head})
+    argv = [tmp_path / "payload.safetensors", "--head", tmp_path / "head.safetensors"]
+    spoilt = 2 * 4 if where == "head" else 48
+    for wrong, mismatches in ((right, spoilt), (right + 3, 2 * 4 * 48)):
+        report = report_of(cli, *argv, *reference(tmp_path, wrong), status=1)
+        found = check(report, "logits-match")
+        assert (found["status"], found["mismatches"]) == ("fail", mismatches)
+
+
+def test_columns_of_one_side_are_called_padding_where_they_hold_nothing(
+    cli: Cli, tmp_path: Path
+) -> None:
+    logits, argv = model(tmp_path)
+    extra = torch.randn(2, 4, 40, generator=torch.Generator().manual_seed(1))
+    cases: list[tuple[Tensor, list[tuple[str, str]]]] = [
+        (torch.cat([logits, torch.zeros(2, 4, 40)], -1), [("vocab-padded", "exact")]),
+        (torch.cat([logits, torch.full((2, 4, 3), -1e4)], -1), [("vocab-padded", "exact")]),
+        (torch.cat([logits, extra[..., :8]], -1), [("vocab-padded", "likely")]),
+        (torch.cat([logits, extra], -1), []),
+        (logits[..., :40], [("vocab-padded", "likely")]),
+        (logits[..., :24], []),  # one of two shards
+    ]
+    for recorded, wanted in cases:
+        report = report_of(cli, *argv, *reference(tmp_path, recorded), status=1)
+        named = [(found["fault"], found["match"]) for found in report["diagnosis"]]
+        assert named == wanted, recorded.shape
+    hidden = torch.randn(2, 4, 8)
+    head = torch.cat([torch.randn(40, 8), torch.zeros(24, 8)])
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=hidden)
+    save(tmp_path / "head.safetensors", **{"lm_head.weight": head})
+    report = report_of(cli, *argv, *reference(tmp_path, hidden @ head[:40].t()), status=1)
+    (found,) = report["diagnosis"]
+    assert (found["fault"], found["match"]) == ("vocab-padded", "exact")
+    assert "rows 40..63" in found["message"]
+
+
+def test_a_constant_offset_within_a_given_tolerance_is_not_called_rounding(
+    cli: Cli, tmp_path: Path
+) -> None:
+    logits, argv = model(tmp_path)
+    coarse = reference(tmp_path, (logits + 0.05).bfloat16())
+    assert report_of(cli, *argv, *coarse, "--atol", 0.2)["diagnosis"] == []
+    rounded = reference(tmp_path, logits.bfloat16())
+    (found,) = report_of(cli, *argv, *rounded)["diagnosis"]
+    assert found["fault"] == "rounding-only"
+
+
+@pytest.mark.parametrize("tolerance", [(), ("--atol", 1e-3), ("--rtol", 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_fault_is_named_whatever_the_tolerance(
+    cli: Cli, tmp_path: Path, dtype: torch.dtype, tolerance: tuple[object, ...]
+) -> None:
+    made = torch.Generator().manual_seed(2)
+    hidden = torch.randn(3, 12, 64, generator=made).to(dtype)
+    head = torch.randn(200, 64, generator=made).to(dtype)
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=hidden)
+    save(tmp_path / "head.safetensors", **{"lm_head.weight": head})
+    argv = [tmp_path / "payload.safetensors", "--head", tmp_path / "head.safetensors"]
+    shifted = (hidden @ head.t()).roll(-1, 1)
+    given = [*argv, *reference(tmp_path, shifted), *tolerance]
+    if tolerance and dtype == torch.float32:
+        given[-1] = 1e-3  # products in other orders differ by more than nothing
+    report = report_of(cli, *given, status=1)
+    assert [found["fault"] for found in report["diagnosis"]] == ["sequence-shifted"]
+
+
+CUTS = {"even": (0, 24, 48), "uneven": (0, 20, 48), "three": (0, 7, 30, 48)}
+
+
+@pytest.mark.parametrize("student", CUTS)
+@pytest.mark.parametrize("recorded", ["whole", *CUTS, "padded"])
+def test_a_student_and_a_reference_may_be_cut_each_in_its_own_way(
+    cli: Cli, tmp_path: Path, recorded: str, student: str
+) -> None:
+    logits, argv = model(tmp_path)
+    own = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(3))
+    p, q = logits.double().log_softmax(-1), own.double().log_softmax(-1)
+    forward = float((p.exp() * (p - q)).sum(-1).mean())
+
+    def cut(values: Tensor, stem: str, name: str, edges: tuple[int, ...]) -> Path:
+        folder = tmp_path / stem
+        count = len(edges) - 1
+        for t, (low, high) in enumerate(pairwise(edges)):
+            piece = values[..., low:high].contiguous()
+            save(folder / f"{stem}.tp{t}of{count}.safetensors", **{name: piece})
+        return folder
+
+    given: list[object] = ["--student", cut(own, "student", "student_logits", CUTS[student])]
+    uneven = recorded in ("uneven", "three", "padded")
+    tp = len(CUTS[student]) - 1
+    if recorded == "whole":
+        given += reference(tmp_path, logits)
+    elif recorded == "padded":
+        edges = {2: (0, 32, 64), 3: (0, 24, 48, 72)}[tp]
+        wide = torch.cat([logits, torch.zeros(2, 4, edges[-1] - 48)], -1)
+        given += ["--reference", cut(wide, "ref", "teacher_logits", edges)]
+    else:
+        if len(CUTS[recorded]) - 1 != tp:
+            pytest.skip("shards of another TP are refused")
+        given += ["--reference", cut(logits, "ref", "teacher_logits", CUTS[recorded])]
+    report = report_of(cli, *argv, "--tp", tp, *given, status=int(uneven))
+    assert report["stats"]["student"]["forward_kl"]["mean"] == pytest.approx(forward, rel=1e-4)
+    assert check(report, "logits-match")["mismatches"] == 0
