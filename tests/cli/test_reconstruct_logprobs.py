@@ -322,3 +322,27 @@ def test_scores_of_a_pack_that_lack_an_entry_are_refused(cli: Cli, tmp_path: Pat
     world.argv, in_slots = packed(world)
     save(tmp_path / "scores.safetensors", logprobs=in_slots[:, 1:])
     assert "logprobs is F32 [1, 23]; expected floats [1, 24]" in refused(cli, *world.argv)
+
+
+@pytest.mark.parametrize("token", [-1, -100])
+def test_a_negative_id_at_a_real_position_is_refused(cli: Cli, tmp_path: Path, token: int) -> None:
+    world = World(tmp_path)
+    ids = world.ids.clone()
+    ids[0, 3] = token
+    batch = {**world.batch, "input_ids": ids}
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=world.hidden, **batch)
+    save(tmp_path / "scores.safetensors", logprobs=world.scores())
+    assert f"token {token} at a real position" in refused(cli, *world.argv)
+    ids = world.ids.clone()
+    ids[2, 5] = token  # padding
+    batch = {**world.batch, "input_ids": ids}
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=world.hidden, **batch)
+    assert world.run(cli, world.scores())["stats"]["logprobs"]["tokens"] == TOKENS
+
+
+def test_a_recorded_zero_is_covered_by_no_factor(cli: Cli, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    scores = world.scores()
+    scores[0, 3] = 0.0
+    stats = world.run(cli, scores, status=1)["stats"]["logprobs"]
+    assert stats["least_tolerance"]["rtol"] == "inf"

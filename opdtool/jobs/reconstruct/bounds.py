@@ -55,7 +55,7 @@ def operand_rounding(plan: Plan, *, normed: bool | None = None) -> tuple[torch.d
         return None, 0
     if normed is None:
         normed = any(head.norm is not None for head in plan.heads.values())
-    stored, compute = plan.payload.dtype, plan.compute
+    stored, compute = plan.payload_precision or plan.payload.dtype, plan.compute
     casts = torch.promote_types(stored, compute) != compute or any(
         torch.promote_types(head.weight.dtype, compute) != compute for head in plan.heads.values()
     )

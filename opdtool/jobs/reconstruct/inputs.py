@@ -33,7 +33,7 @@ from opdtool.jobs.reconstruct.job import HIDDEN, INDEX, LOGITS, ReconstructJob, 
 from opdtool.jobs.reconstruct.logprobs import scored_tokens
 from opdtool.jobs.reconstruct.masks import Holder, beside, slot_weights
 from opdtool.jobs.reconstruct.plan import HeadAt, Plan, TensorAt
-from opdtool.jobs.reconstruct.recorded import recorded, with_logits
+from opdtool.jobs.reconstruct.recorded import payload_precision, recorded, with_logits
 
 
 def make_plan(job: ReconstructJob) -> Plan:
@@ -78,8 +78,14 @@ def make_plan(job: ReconstructJob) -> Plan:
             softcap=job.softcap,
             budget=job.max_memory,
         )
+        plan = replace(plan, payload_precision=payload_precision(plan, source))
         plan = with_logits(plan, job, reference, student)
         weights, masked = slot_weights(plan, job, source, used)
+        if plan.student is not None and not weights.any():
+            raise InputError(
+                "the masks leave no position to weigh divergences by: nothing would be checked; "
+                "give a batch that trains on something, or leave out --student"
+            )
         plan = replace(plan, weights=weights, masked=masked)
         if job.logprobs is not None:
             bound = plan_bound(plan, plan.compute, job.rtol, job.atol)

@@ -16,7 +16,7 @@ from opdtool.core.errors import InputError
 from opdtool.core.offsets import Ints
 from opdtool.findings import Finding, Scalar, Table
 from opdtool.io.tensors import TensorSource, open_tensors
-from opdtool.jobs.reconstruct.figures import format_number, number
+from opdtool.jobs.reconstruct.figures import format_least, format_number, number, rounded_up
 from opdtool.jobs.reconstruct.find import integers
 from opdtool.jobs.reconstruct.job import ReconstructJob
 from opdtool.jobs.reconstruct.masks import Holder, beside, first_with, segment_rows
@@ -67,6 +67,12 @@ def scored_tokens(plan: Plan, job: ReconstructJob, payload: TensorSource, used: 
         values = source.read("logprobs").to(torch.float64).numpy()
         values = np.pad(values, ((0, 0), (missing, 0)))
         tokens, has_token = _by_slot(plan, ids, sources, "input_ids")
+        negative = has_token & (tokens < 0)  # -1 is none, from here on
+        if negative.any():
+            raise InputError(
+                f"input_ids holds token {int(tokens[negative][0])} at a real position; store the "
+                "ids that were sampled"
+            )
         scores, has_score = _by_slot(plan, values, sources, "logprobs")
     return _scored(plan, job, info.torch_dtype, tokens, scores, has_token & has_score)
 
@@ -193,8 +199,12 @@ def compare_scores(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str
         error = np.nan_to_num(np.abs(own - recorded), nan=np.inf, posinf=np.inf)
         # What is recorded may not be finite, and then what is allowed is not either.
         error = np.where(own == recorded, 0.0, error)
-        multiple = np.where(error == 0, 0.0, np.nan_to_num(error / allowed, nan=np.inf))
-        relative = np.where(error == 0, 0.0, np.nan_to_num(error / np.abs(recorded), nan=np.inf))
+        multiple = np.where(
+            error == 0, 0.0, np.nan_to_num(error / allowed, nan=np.inf, posinf=np.inf)
+        )
+        relative = np.where(
+            error == 0, 0.0, np.nan_to_num(error / np.abs(recorded), nan=np.inf, posinf=np.inf)
+        )
     wrong = np.flatnonzero(~(multiple <= 1))
 
     def place(at: int) -> dict[str, Scalar]:
@@ -236,7 +246,7 @@ def compare_scores(plan: Plan, parts: Sequence[Part]) -> tuple[Finding, dict[str
         },
         "least_tolerance": {
             "atol": number(float(error[greatest])),
-            "rtol": number(float(relative.max())),
+            "rtol": number(rounded_up(float(relative.max()))),
             "multiple": number(float(multiple[worst])),
         },
     }
@@ -272,8 +282,8 @@ def scores_table(stats: Mapping[str, Any]) -> Table:
         ("mean error", format_number(stats["mean_abs_error"]), ""),
         ("allowed, median", format_number(stats["allowed"]["median"]), ""),
         ("allowed, greatest", format_number(stats["allowed"]["max"]), ""),
-        ("least --atol that would pass", format_number(least["atol"]), "without --rtol"),
-        ("least --rtol that would pass", format_number(least["rtol"]), "without --atol"),
+        ("least --atol that would pass", format_least(least["atol"]), "without --rtol"),
+        ("least --rtol that would pass", format_least(least["rtol"]), "without --atol"),
         (
             "worst error / its tolerance",
             format_number(least["multiple"]),

@@ -38,25 +38,29 @@ def slot_weights(
         token = first_with(sources, "token_mask")
         ready = first_with(sources, "draft_token_mask") if plan.packed else None
         if ready is not None:
-            mask = ready.read("draft_token_mask").reshape(-1).to(torch.float64)
-            return _filled(plan, mask, "draft_token_mask"), True
+            mask = _finite(ready, "draft_token_mask").reshape(-1)
+            return _whole(plan, mask, "draft_token_mask"), True
         if token is None:
             return _real(plan, plan.lengths), False
-        mask = token.read("token_mask").to(torch.float64)
+        mask = _finite(token, "token_mask")
         sample = first_with(sources, "sample_mask")
-        factor = None if sample is None else sample.read("sample_mask").reshape(-1)
+        factor = None if sample is None else _finite(sample, "sample_mask").reshape(-1)
         if plan.packed and mask.ndim == 2 and mask.shape != (1, plan.layout.total):
             # The batch's own masks: a row for each segment.
-            taken = torch.from_numpy(segment_rows(plan, sources, len(mask), "token_mask"))
+            rows = len(mask)
+            taken = torch.from_numpy(segment_rows(plan, sources, rows, "token_mask"))
             mask = mask[taken.clamp_min(0)] * (taken >= 0)[:, None]
-            if factor is not None and len(factor) > int(taken.max()):
+            if factor is not None:
+                if len(factor) != rows:
+                    raise InputError(
+                        f"sample_mask has {plural(len(factor), 'entry')}, but token_mask "
+                        f"{plural(rows, 'row')}; give the masks of one batch"
+                    )
                 factor = factor[taken.clamp_min(0)]
         elif plan.packed:
-            packed = _filled(plan, mask.reshape(-1), "token_mask")
-            if factor is not None and len(factor) == plan.layout.num_segments:
-                packed = packed * np.repeat(
-                    factor.to(torch.float64).numpy(), plan.layout.padded_lengths
-                )
+            packed = _whole(plan, mask.reshape(-1), "token_mask")
+            if factor is not None:
+                packed = packed * np.repeat(_by_segment(plan, factor), plan.layout.padded_lengths)
             return _rolled(plan.layout, packed) * _real(plan, plan.lengths), True
         if mask.ndim != 2 or len(mask) != len(plan.lengths):
             raise InputError(
@@ -64,7 +68,7 @@ def slot_weights(
                 f"{plural(plan.rows, 'row')} of "
                 f"{plan.grid.width}; give the masks of the same batch"
             )
-        weights = token_weights(mask, None if factor is None else factor.to(torch.float64))
+        weights = token_weights(mask, factor)
         short = max(0, int(plan.lengths.max(initial=0)) - weights.shape[1])
         weights = torch.nn.functional.pad(weights, (0, short))
         real = PackedLayout.from_cu_seqlens(
@@ -148,14 +152,38 @@ def first_with(sources: Sequence[Holder], name: str) -> Holder | None:
     return next((source for source in sources if name in source), None)
 
 
-def _filled(plan: Plan, packed: torch.Tensor, name: str) -> Floats:
-    out = np.zeros(plan.layout.total)
-    if len(packed) > len(out):
+def _finite(source: Holder, name: str) -> torch.Tensor:
+    """A stored mask in float64."""
+    mask = source.read(name).to(torch.float64)
+    if not bool(mask.isfinite().all()):
+        place = [int(at) for at in (~mask.isfinite()).nonzero()[0]]
         raise InputError(
-            f"{name} has {plural(len(packed), 'slot')}, but cu_seqlens_padded ends at {len(out)}"
+            f"{source.paths[0]}: {name}{place} is {mask[tuple(place)].item()}; a mask holds finite "
+            "weights"
         )
-    out[: len(packed)] = packed.numpy()
-    return out
+    return mask
+
+
+def _whole(plan: Plan, packed: torch.Tensor, name: str) -> Floats:
+    """A mask of all slots of the pack."""
+    if len(packed) != plan.layout.total:
+        raise InputError(
+            f"{name} has {plural(len(packed), 'slot')}, but cu_seqlens_padded ends at "
+            f"{plan.layout.total}; give the mask of the whole pack, not of one rank"
+        )
+    return np.asarray(packed.numpy())
+
+
+def _by_segment(plan: Plan, factor: torch.Tensor) -> Floats:
+    """The weight of every segment, from one for each or for each but a tail without tokens."""
+    units = plan.layout.num_segments
+    tail = units - int(units > 0 and plan.lengths[-1] == 0)
+    if len(factor) not in (units, tail):
+        raise InputError(
+            f"sample_mask has {plural(len(factor), 'entry')}, but the pack has "
+            f"{plural(units, 'segment')}; expected one for each"
+        )
+    return np.pad(factor.numpy(), (0, units - len(factor)))
 
 
 def _rolled(layout: PackedLayout, packed: Floats) -> Floats:

@@ -136,7 +136,7 @@ def compared(plan: Plan, parts: Sequence[Part], limit: int = 10) -> Compared | N
         mismatches=sum(c.mismatches for c in comparisons),
         first=first[:limit],
         absolute=absolute,
-        relative=_greatest(plan, found, "relative"),
+        relative=_unbounded(_greatest(plan, found, "relative")),
         multiple=_greatest(plan, found, "multiple"),
         unit=np.concatenate([part.result.unit for part, _ in found]),
         position=np.concatenate([part.result.position for part, _ in found]),
@@ -146,6 +146,12 @@ def compared(plan: Plan, parts: Sequence[Part], limit: int = 10) -> Compared | N
         worst=joined([c.worst for c in comparisons]),
         exact=absolute[0] <= 0.0,
     )
+
+
+def _unbounded(relative: tuple[float, Located | None]) -> tuple[float, Located | None]:
+    """A relative error, which no factor covers where what is recorded is 0."""
+    value, where = relative
+    return (np.inf if value > 0 and where and where.reference == 0 else value), where
 
 
 def _greatest(

@@ -137,6 +137,9 @@ class Plan:
     precision: torch.dtype | None = None
     """What the reference's values hold, where that is less than its dtype could."""
 
+    payload_precision: torch.dtype | None = None
+    """What the payload's values hold, likewise, where a norm may have rounded to it."""
+
     @property
     def own_windows(self) -> bool:
         """Whether the reference's shards are cut otherwise than evenly from these columns."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from opdtool.core.bounds import precision_behind
+from opdtool.core.bounds import precision_behind, stored_precision
 from opdtool.core.errors import InputError
 from opdtool.core.words import plural
-from opdtool.io.tensors import open_tensors
+from opdtool.io.tensors import TensorSource, open_tensors
 from opdtool.jobs.reconstruct.bounds import plan_bound
 from opdtool.jobs.reconstruct.find import find_sharded
 from opdtool.jobs.reconstruct.job import LOGITS, ReconstructJob
-from opdtool.jobs.reconstruct.plan import Plan, Sharded
+from opdtool.jobs.reconstruct.plan import Plan, Sharded, TensorAt
 
 SAMPLE_COLUMNS = 4096
 
@@ -98,16 +100,52 @@ def _check_gathered(plan: Plan, side: Sharded) -> None:
 
 
 def _precision(plan: Plan, reference: Sharded) -> torch.dtype:
-    """What the reference's values hold, or were made of, from a few tokens."""
+    """What the reference's values hold, or were made of, from a few tokens of every teacher:
+    the coarsest, for each teacher's own logits may be of another."""
     at = reference.files[0, 0]
     if at.dtype == torch.bfloat16:
         return at.dtype
-    B, S, V = at.shape
+    found: list[torch.dtype] = []
     with open_tensors([at.path]) as source:
-        rows = [0] if B == 1 else [0, B // 2, B - 1]
-        parts: list[Tensor] = []
-        for row in sorted(set(rows)):
-            for s in sorted({0, S // 3, S // 2, max(0, S - 2)}):
-                box = (slice(row, row + 1), slice(s, s + 1), slice(0, min(V, SAMPLE_COLUMNS)))
-                parts.append(source.read(at.name, *box).flatten())
-    return precision_behind(torch.cat(parts), scale=plan.scale, softcap=plan.softcap)
+        for places in _sampled(plan, at, reference.cp_size):
+            values = _tokens(source, at, places, min(at.shape[2], SAMPLE_COLUMNS))
+            found.append(precision_behind(values, scale=plan.scale, softcap=plan.softcap))
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=at.dtype)
+
+
+def payload_precision(plan: Plan, source: TensorSource) -> torch.dtype | None:
+    """What the payload's values hold, where a norm rounds to the same: a model of bfloat16 whose
+    dump was widened has a norm that rounds to bfloat16 all the same."""
+    at = plan.payload
+    norms = [norm for head in plan.heads.values() for norm in (head.norm, head.beside)]
+    if at.dtype == torch.bfloat16 or not any(norms):
+        return None
+    found = [
+        stored_precision(_tokens(source, at, places, at.shape[2]))
+        for places in _sampled(plan, at, 1)
+    ]
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+
+def _sampled(plan: Plan, at: TensorAt, cp_size: int) -> Iterator[list[tuple[int, int]]]:
+    """A few (row, position) of a stored tensor for each teacher, of real tokens where it can be
+    told."""
+    width = at.shape[1]
+    for teacher in np.unique(plan.routes).tolist():
+        units = np.flatnonzero((plan.routes == teacher) & (plan.lengths > 0)).tolist()
+        places = []
+        for unit in sorted({units[0], units[len(units) // 2], units[-1]} if units else set()):
+            length = max(1, int(plan.lengths[unit]) // cp_size)
+            start = int(plan.layout.cu_seqlens_padded[unit]) // cp_size if plan.packed else 0
+            for s in sorted({0, length // 3, length // 2, max(0, length - 2)}):
+                if start + s < width:
+                    places.append((0 if plan.packed else unit, start + s))
+        if places:
+            yield places
+
+
+def _tokens(
+    source: TensorSource, at: TensorAt, places: Sequence[tuple[int, int]], columns: int
+) -> Tensor:
+    boxes = [(slice(row, row + 1), slice(s, s + 1), slice(0, columns)) for row, s in places]
+    return torch.cat([source.read(at.name, *box).flatten() for box in boxes])

@@ -11,7 +11,7 @@ import numpy as np
 from opdtool.checks import teacher as checks
 from opdtool.core.words import plural
 from opdtool.findings import Bars, Diagnosis, Finding, Report, Scalar, Section, Table
-from opdtool.jobs.reconstruct.figures import format_number, number
+from opdtool.jobs.reconstruct.figures import format_least, format_number, number, rounded_up
 from opdtool.jobs.reconstruct.job import ReconstructJob
 from opdtool.jobs.reconstruct.logprobs import compare_scores, scores_note, scores_table
 from opdtool.jobs.reconstruct.merge import Compared, Located, Part, compared, locate
@@ -188,7 +188,7 @@ def _reference_figures(plan: Plan, found: Compared) -> dict[str, Any]:
         },
         "least_tolerance": {
             "atol": number(found.absolute[0]),
-            "rtol": number(found.relative[0]),
+            "rtol": number(rounded_up(found.relative[0])),
             "multiple": number(found.multiple[0]),
         },
         "equal": found.exact,
@@ -212,8 +212,8 @@ def _reference_table(figures: Mapping[str, Any]) -> Table:
         ("top-1 agreement", f"{100 * float(figures['top1_agreement']):.4g} %", ""),
         ("KL(reference || rebuilt), mean", format_number(figures["kl"]["mean"]), ""),
         ("KL(reference || rebuilt), greatest", *shown(figures["kl"]["max"])),
-        ("least --atol that would pass", format_number(least["atol"]), "without --rtol"),
-        ("least --rtol that would pass", format_number(least["rtol"]), "without --atol"),
+        ("least --atol that would pass", format_least(least["atol"]), "without --rtol"),
+        ("least --rtol that would pass", format_least(least["rtol"]), "without --atol"),
         ("worst error / its tolerance", format_number(least["multiple"]), "passes up to 1"),
     )
     return Table(
