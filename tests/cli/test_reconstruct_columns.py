@@ -216,3 +216,18 @@ def test_a_norm_rounds_as_the_model_did_however_wide_its_dump_is(
         assert report_of(cli, *argv, *reference(tmp_path, recorded.to(kept)))["passed"]
     recorded[2, 3] = recorded[2, 4]
     assert not report_of(cli, *argv, *reference(tmp_path, recorded.float()), status=1)["passed"]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("value", [-math.inf, -1e4, 3.0])
+def test_padding_that_is_masked_is_named_where_zeros_were_asked_for(
+    cli: Cli, tmp_path: Path, value: float, tp: int
+) -> None:
+    logits, argv = model(tmp_path)
+    wide = torch.cat([logits, torch.full((2, 4, 16), value)], -1)
+    given = [*argv, "--pad-vocab-to-multiple-of", 64, "--tp", tp, *reference(tmp_path, wide)]
+    report = report_of(cli, *given, status=1)
+    assert check(report, "logits-match")["mismatches"] == 2 * 4 * 16
+    (found,) = report["diagnosis"]
+    assert (found["fault"], found["match"]) == ("vocab-padded", "exact")
+    assert "columns 48..63" in found["message"]

@@ -288,7 +288,7 @@ class _Worker:
             max(tiles.window.start, plan.real),
             min(tiles.window.stop, plan.columns),
         )
-        high = min(high, plan.reference.width)
+        high = min(high, plan.reference.width, self.variant.columns or high)
         for c in range(low, high, self.sizes.columns):
             columns = slice(c, min(c + self.sizes.columns, high))
             for p in range(0, len(self.order), self.sizes.tile):

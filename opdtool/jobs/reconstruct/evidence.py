@@ -157,7 +157,8 @@ class FileEvidence:
                 sums = self._sums(source[rows], unit[rows], variant.summed, variant.over_vocabulary)
                 made[there] -= sums[:, None]
         if plan.columns > plan.real:  # padding columns hold zeros
-            made[:, torch.from_numpy(columns >= plan.real)] = 0.0
+            judged = columns < (variant.columns or plan.columns)
+            made[:, torch.from_numpy((columns >= plan.real) & judged)] = 0.0
         bound = variant_bound(plan, variant)
         recorded = self.recorded(spots, columns).abs().nan_to_num(0.0, 0.0, 0.0)
         return made, allowed + bound.relative * recorded
