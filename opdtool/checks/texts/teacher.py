@@ -148,7 +148,8 @@ FAULTS: tuple[FaultInfo, ...] = (
     ),
     FaultInfo(
         name="vocab-padded",
-        statement="One side has columns that only pad the vocabulary.",
+        statement="One side has columns that only pad the vocabulary: one value at every position, "
+        "or rows of zeros in the head; likely, where they hold anything else and are few.",
         why="Padding inside a softmax takes probability from real tokens.",
         cause="An embedding padded for tensor parallelism, exported with its padding on one side.",
         fix="Cut both sides to the vocabulary, or pad both (`--pad-vocab-to-multiple-of`).",
@@ -156,7 +157,8 @@ FAULTS: tuple[FaultInfo, ...] = (
     ),
     FaultInfo(
         name="rounding-only",
-        statement="The sides differ by no more than what the reference's dtype rounds away.",
+        statement="The sides differ by no more than what the reference's dtype rounds away; not "
+        "said where a tolerance was given.",
         why="Nothing is wrong; exact equality was not to be had.",
         cause="Logits stored in bfloat16 or float16.",
         fix="Nothing to mend; store float32 where the last bits matter.",
