@@ -107,7 +107,7 @@ class Evidence(Protocol):
         """Columns of the first mismatches."""
 
     def length(self, unit: int) -> int:
-        """Stored positions of a unit."""
+        """Real positions of a unit that are stored."""
 
     def recorded(self, spots: Spots, columns: Ints) -> Tensor:
         """The reference at spots and columns, float32 [n, m]."""

@@ -120,8 +120,11 @@ class SoftmaxSums:
 
         A distribution that the other gives no weight to some of has infinite divergence.
         """
-        kl = self.lead / self.mass - self.log_sum_exp + other.log_sum_exp
-        return kl.clamp_min(0.0)
+        # In float64, the peaks first: the terms are far larger than what they leave.
+        lead, mass, theirs = self.lead.double(), self.mass.double(), other.mass.double()
+        moved = torch.where(self.peak == other.peak, 0.0, other.peak.double() - self.peak.double())
+        kl = lead / mass + (moved + (theirs / mass).log())
+        return kl.clamp_min(0.0).float()
 
     def _lower(self, at: slice, new: Tensor) -> None:
         """Restate the sums relative to a higher peak ``new``."""
@@ -269,12 +272,16 @@ def _sums_of(part: Tensor) -> DivergenceSums:
 
 
 def _weighted(weights: Tensor, values: Tensor, out: Tensor) -> Tensor:
-    """The row sums of weights * values, where a weight of zero cancels even an infinite value.
+    """The row sums of weights * values, written over ``out``, which may be ``values``.
 
-    The products are written over ``out``, which may be ``values``.
+    A weight of zero cancels minus infinity, and what is no number. It cancels no infinity: that
+    one is ahead of a distribution which gives no weight, and a weight that is too small for
+    float32 in this slice of the vocabulary is none the less one.
     """
     products = torch.mul(weights, values, out=out)
     sums = products.sum(dim=-1)
     if not bool(sums.isfinite().all()):
         sums = products.masked_fill_(weights == 0, 0.0).sum(dim=-1)
+        if out is not values:
+            sums = torch.where((values == torch.inf).any(dim=-1), torch.inf, sums)
     return sums

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from opdtool.core.layout import PackedLayout
 from opdtool.core.offsets import Ints, cp_window
@@ -114,19 +115,35 @@ class Slots:
     source_unit: Ints
     source: Ints
     """The flat index of the token behind the slot, -1 where there is none."""
+    judged: npt.NDArray[np.bool_]
+    """Whether the slot holds a real token."""
 
 
 def slots_of(
-    layout: PackedLayout, cp_rank: int, payload: TokenGrid, variant: Variant = RIGHT
+    layout: PackedLayout,
+    cp_rank: int,
+    payload: TokenGrid,
+    variant: Variant = RIGHT,
+    lengths: Ints | None = None,
 ) -> Slots:
-    """The slots of one rank of ``layout``, filled as the variant says."""
+    """The slots of one rank of ``layout``, filled as the variant says.
+
+    ``lengths`` are the real tokens of each unit: what lies behind them may be anything, and is
+    judged by nobody, whatever a variant moves there or takes from there.
+    """
     unit, position = _positions(layout, layout.global_slots(cp_rank).numpy())
     source_unit, at = _positions(layout, _held(layout, cp_rank, variant))
-    source = payload.flat(source_unit, at + variant.position_shift)
+    at = at + variant.position_shift
+    source = payload.flat(source_unit, at)
+    judged = payload.flat(unit, position) >= 0
+    if lengths is not None:
+        judged &= position < lengths[unit]
     if variant != RIGHT:
-        # What lies in padding is judged by nobody, whatever a shift moves into it.
-        source = np.where(payload.flat(unit, position) >= 0, source, -1)
-    return Slots(unit=unit, position=position, source_unit=source_unit, source=source)
+        taken = judged if lengths is None else judged & (at < lengths[source_unit])
+        source = np.where(taken, source, -1)
+    return Slots(
+        unit=unit, position=position, source_unit=source_unit, source=source, judged=judged
+    )
 
 
 def can_arrange(layout: PackedLayout, arrangement: Arrangement) -> bool:

@@ -132,7 +132,7 @@ def reconstruct_opd_full_teacher_logits(
     heads = _heads_for(payload.shape[-1], V_local, teacher_output_layer_weight_by_index)
     routes = _route_rows(heads, teacher_index, B, layout)
     narrowed = _cut(payload, S_local, cp_rank, cp_size, layout, device)
-    if layout is None or len(heads) == 1:
+    if layout is None or len(heads) == 1 or layout.num_segments == 0:
         return project_hidden_states_per_teacher(narrowed, heads, routes[:B], output_dtype)
     # In a pack every slot is routed by its segment: slots become rows of one position.
     local = torch.from_numpy(layout.padded_lengths // cp_size)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.cli.conftest import Cli
@@ -231,3 +234,152 @@ def test_padding_that_is_masked_is_named_where_zeros_were_asked_for(
     (found,) = report["diagnosis"]
     assert (found["fault"], found["match"]) == ("vocab-padded", "exact")
     assert "columns 48..63" in found["message"]
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize("kind", ["input_lengths", "attention_mask"])
+def test_what_lies_behind_the_real_tokens_is_written_and_judged_by_nobody(
+    cli: Cli, tmp_path: Path, kind: str, cp: int
+) -> None:
+    made = torch.Generator().manual_seed(12)
+    hidden, head = torch.randn(3, 8, 64, generator=made), torch.randn(40, 64, generator=made)
+    lengths = torch.tensor([8, 3, 0])
+    real = torch.arange(8) < lengths[:, None]
+    tags = {"input_lengths": lengths, "attention_mask": real.long()}
+    spoilt = hidden.clone()
+    spoilt[1, 5] = math.nan
+    index = torch.tensor([0, 1, 0])
+    save(
+        tmp_path / "payload.safetensors",
+        teacher_full_hidden_states=spoilt,
+        opd_full_teacher_index=index,
+        **{kind: tags[kind]},
+    )
+    save(tmp_path / "a.safetensors", **{"lm_head.weight": head})
+    save(tmp_path / "b.safetensors", **{"lm_head.weight": head.flip(0).contiguous()})
+    logits = torch.stack([hidden[0] @ head.t(), hidden[1] @ head.flip(0).t(), hidden[2] @ head.t()])
+    recorded = logits * real[..., None]  # an engine without padding leaves zeros
+    out = tmp_path / f"out{cp}"
+    argv = [
+        tmp_path / "payload.safetensors", "--head", f"0={tmp_path / 'a.safetensors'}",
+        "--head", f"1={tmp_path / 'b.safetensors'}", "--cp", cp,
+    ]  # fmt: skip
+    report = report_of(cli, *argv, *reference(tmp_path, recorded), "-o", out)
+    assert check(report, "logits-match")["total"] == 11 * 40
+    shown = cli("reconstruct", *argv, *reference(tmp_path, recorded)).out
+    assert "13 positions behind the real tokens are not judged" in shown
+    written = torch.full((3, 8, 40), math.nan)
+    for rank in range(cp):
+        name = (
+            "teacher_logits.safetensors" if cp == 1 else f"teacher_logits.cp{rank}of2.safetensors"
+        )
+        own = load_file(out / name)["teacher_logits"]
+        at = list(range(8)) if cp == 1 else [[0, 1, 6, 7], [2, 3, 4, 5]][rank]
+        written[:, at] = own
+    finite = torch.ones(3, 8, dtype=torch.bool)
+    finite[1, 5] = False
+    assert written[1, 5].isnan().all()
+    assert torch.allclose(written[finite], logits[finite], atol=1e-4)
+    recorded[1, 2, 7] += 1
+    report = report_of(cli, *argv, *reference(tmp_path, recorded), status=1)
+    (place,) = check(report, "logits-match")["first"]
+    assert (place["sequence"], place["position"], place["column"]) == (1, 2, 7)
+
+
+def test_a_shift_is_named_though_nothing_lies_behind_the_real_tokens(
+    cli: Cli, tmp_path: Path
+) -> None:
+    made = torch.Generator().manual_seed(13)
+    hidden, head = torch.randn(3, 12, 64, generator=made), torch.randn(40, 64, generator=made)
+    lengths = torch.tensor([12, 7, 9])
+    real = torch.arange(12) < lengths[:, None]
+    payload = tmp_path / "payload.safetensors"
+    save(payload, teacher_full_hidden_states=hidden, input_lengths=lengths)
+    save(tmp_path / "head.safetensors", **{"lm_head.weight": head})
+    recorded = torch.zeros(3, 12, 40)
+    recorded[:, :-1] = ((hidden @ head.t()) * real[..., None])[:, 1:]
+    argv = [payload, "--head", tmp_path / "head.safetensors"]
+    report = report_of(cli, *argv, *reference(tmp_path, recorded), status=1)
+    (found,) = report["diagnosis"]
+    assert (found["fault"], found["match"]) == ("sequence-shifted", "exact")
+
+
+def test_a_batch_without_a_real_token_is_nothing_to_check(cli: Cli, tmp_path: Path) -> None:
+    logits, argv = model(tmp_path)
+    hidden = load_file(tmp_path / "payload.safetensors")["teacher_full_hidden_states"]
+    none = torch.zeros(2, dtype=torch.int64)
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=hidden, input_lengths=none)
+    done = cli("reconstruct", *argv, *reference(tmp_path, logits))
+    assert (done.status, done.out) == (2, "")
+    assert "nothing would be checked" in done.err
+
+
+def test_padding_of_a_draft_vocabulary_is_refused_rather_than_ignored(
+    cli: Cli, tmp_path: Path
+) -> None:
+    _, argv = model(tmp_path)
+    save(tmp_path / "map.safetensors", d2t=torch.arange(7))
+    given = ["--d2t", tmp_path / "map.safetensors", "--pad-vocab-to-multiple-of", 8]
+    done = cli("reconstruct", *argv, *given)
+    assert (done.status, done.out) == (2, "")
+    assert "leave out one of the two" in done.err
+
+
+def checkpoint(where: Path, config: Mapping[str, object], **tensors: Tensor) -> Path:
+    save(where / "model.safetensors", **tensors)
+    (where / "config.json").write_text(json.dumps(config))
+    return where
+
+
+@pytest.mark.parametrize(
+    ("norm", "config"),
+    [
+        (torch.ones(17), {"rms_norm_eps": 1e-6}),
+        (torch.ones(8, dtype=torch.int32), {"rms_norm_eps": 1e-6}),
+        (torch.ones(8), {"rms_norm_eps": 0}),
+        (torch.ones(8), {"rms_norm_eps": "1e-5"}),
+    ],
+)
+def test_a_norm_that_nobody_asked_for_stops_nothing(
+    cli: Cli, tmp_path: Path, norm: Tensor, config: Mapping[str, object]
+) -> None:
+    logits, argv = model(tmp_path)
+    head = load_file(tmp_path / "head.safetensors")["lm_head.weight"]
+    tensors = {"lm_head.weight": head, "model.norm.weight": norm}
+    where = checkpoint(tmp_path / "model", config, **tensors)
+    given = [argv[0], "--head", where]
+    assert report_of(cli, *given, *reference(tmp_path, logits))["passed"]
+    report = report_of(cli, *given, *reference(tmp_path, logits + 1), status=1)
+    assert report["diagnosis"] == []
+    if norm.dtype == torch.int32:
+        done = cli("reconstruct", *given, "--norm", where)
+        assert (done.status, done.out) == (2, "")
+        assert "norm" in done.err
+
+
+@pytest.mark.parametrize("case", ["gemma2", "one of two"])
+def test_a_missing_norm_is_found_in_its_form_and_beside_the_head_that_is_used(
+    cli: Cli, tmp_path: Path, case: str
+) -> None:
+    made = torch.Generator().manual_seed(3)
+    hidden, head = 2 * torch.randn(3, 6, 64, generator=made), torch.randn(40, 64, generator=made)
+    weight = 0.3 * torch.randn(64, generator=made)
+    scale = 1 + weight if case == "gemma2" else weight
+    wide = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6) * scale
+    save(tmp_path / "payload.safetensors", teacher_full_hidden_states=hidden)
+    config = {"rms_norm_eps": 1e-6, "model_type": "gemma2" if case == "gemma2" else "llama"}
+    tensors = {"lm_head.weight": head, "model.norm.weight": weight}
+    where = checkpoint(tmp_path / "model", config, **tensors)
+    argv: list[object] = [tmp_path / "payload.safetensors", "--head", where]
+    if case == "one of two":
+        save(
+            tmp_path / "payload.safetensors",
+            teacher_full_hidden_states=hidden,
+            opd_full_teacher_index=torch.zeros(3, dtype=torch.int64),
+        )
+        other = save(
+            tmp_path / "other.safetensors", **{"lm_head.weight": head.flip(0).contiguous()}
+        )
+        argv += ["--head", f"1={other}"]
+    report = report_of(cli, *argv, *reference(tmp_path, wide @ head.t()), status=1)
+    assert [found["fault"] for found in report["diagnosis"]] == ["norm-missing"]

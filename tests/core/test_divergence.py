@@ -220,3 +220,29 @@ def test_positions_taken_a_few_at_a_time_change_nothing(
     np.testing.assert_allclose(
         stacked(sums.result())[2:], slow(teacher, student), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("vocab_slice", [1, 2, 3])
+def test_what_a_distribution_can_not_say_diverges_however_the_vocabulary_is_cut(
+    vocab_slice: int,
+) -> None:
+    # exp(0 - 200) is nothing to float32, but it is not nothing.
+    teacher = torch.tensor([[0.0, 1.0, 200.0], [0.0, -torch.inf, 1.0]])
+    student = torch.tensor([[-torch.inf, 1.0, 200.0], [0.0, -torch.inf, 1.0]])
+    found = chunked_divergences(teacher, student, vocab_slice=vocab_slice)
+    assert found.forward.tolist() == [torch.inf, 0.0]
+    assert found.reverse[0] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.0, 20.0, -3000.0])
+def test_small_divergences_of_large_logits_are_not_lost_in_rounding(offset: float) -> None:
+    made = torch.Generator().manual_seed(8)
+    teacher = (3 * torch.randn(64, 2000, generator=made) + offset).double()
+    student = teacher + 1e-3 * torch.randn(64, 2000, generator=made)
+    teacher, student = teacher.float(), student.float()
+    found = chunked_divergences(teacher, student, vocab_slice=512).forward.double()
+    p, q = teacher.double().log_softmax(-1), student.double().log_softmax(-1)
+    right = (p.exp() * (p - q)).sum(-1)
+    assert 1e-7 < float(right.mean()) < 1e-6 or offset == -3000.0
+    assert float((found - right).abs().max()) < 1e-6
+    assert float(found.mean()) == pytest.approx(float(right.mean()), rel=0.3)

@@ -582,3 +582,19 @@ def test_an_output_dtype_of_the_same_size_is_cast_from_the_product() -> None:
         logits = project_hidden_states_per_teacher(payload, heads, index, output_dtype=dtype)
         assert logits.dtype == dtype
         assert logits.item() == value
+
+
+def test_a_pack_of_no_segments_is_empty_however_many_heads_are_loaded() -> None:
+    heads = {0: torch.ones(4, 3), 1: torch.ones(4, 3)}
+    for loaded in ({0: heads[0]}, heads):
+        made = reconstruct_opd_full_teacher_logits(
+            torch.ones(1, 0, 3),
+            teacher_payload="hidden_states",
+            student_logits=torch.zeros(1, 0, 4),
+            vocab_parallel_rank=0,
+            context_parallel_group=None,
+            teacher_output_layer_weight_by_index=loaded,
+            teacher_index=torch.zeros(0, dtype=torch.int64),
+            cu_seqlens_padded=(0,),
+        )
+        assert made.shape == (1, 0, 4)

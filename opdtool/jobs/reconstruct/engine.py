@@ -11,6 +11,7 @@ Legend: P positions of a tile, v columns of a slice, H width of the hidden state
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -83,6 +84,16 @@ def run_rank(
             worker.compare_padding()
         if write is not None:
             worker.write_padding(write)
+            # What lies behind the real tokens is written, and judged by nobody.
+            rest = replace(plan, reference=None, bound=None, student=None, scored=None)
+            behind = Tiles(
+                files, rest, (tp_rank, cp_rank), variant, sizes_for(plan),
+                device=device, share=share, padding=True,
+            )  # fmt: skip
+            padding = _Worker(behind, None)
+            for tile in behind:
+                padding.take(tile, write)
+            padding.write_padding(write)
         return worker.result
 
 
@@ -311,8 +322,9 @@ class _Worker:
         wide = self.tiles.window.stop - self.tiles.window.start
         real = self.tiles.columns.stop - self.tiles.columns.start
         rows = max(1, self.sizes.tile * self.sizes.columns // max(wide, 1))
-        # Slots without a token belong to no tile: the first share writes them.
-        empty = np.flatnonzero((self.tiles.all.source < 0) & (self.tiles.share[0] == 0))
+        # Slots without a token belong to no tile: the first share writes them, once.
+        mine = self.tiles.share[0] == 0 and not self.tiles.padding
+        empty = np.flatnonzero((self.tiles.all.source < 0) & mine)
         for slots, first, count in ((empty, 0, wide), (self.order, real, wide - real)):
             if count == 0:
                 continue

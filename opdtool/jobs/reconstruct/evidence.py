@@ -85,8 +85,8 @@ class FileEvidence:
         return np.asarray(sorted({e.column for e in self.found.first}), np.int64)
 
     def length(self, unit: int) -> int:
-        """Positions of a unit that the payload holds."""
-        every = np.arange(int(self.plan.layout.padded_lengths[unit]), dtype=np.int64)
+        """Real positions of a unit that the payload holds."""
+        every = np.arange(int(self.plan.lengths[unit]), dtype=np.int64)
         return int((self.plan.grid.flat(np.full_like(every, unit), every) >= 0).sum())
 
     def recorded(self, spots: Spots, columns: Ints) -> Tensor:
@@ -190,7 +190,7 @@ class FileEvidence:
         unit = spots.unit.copy()
         for cp_rank in np.unique(spots.cp_rank).tolist():
             mine = np.flatnonzero(spots.cp_rank == cp_rank)
-            slots = slots_of(self.plan.layout, cp_rank, self.plan.grid, variant)
+            slots = slots_of(self.plan.layout, cp_rank, self.plan.grid, variant, self.plan.lengths)
             source[mine] = slots.source[spots.slot[mine]]
             unit[mine] = slots.source_unit[spots.slot[mine]]
         return source, unit
@@ -350,7 +350,7 @@ def _facts(plan: Plan, found: Compared) -> Facts:
         sharded_by_cp=reference.cp_size > 1,
         uneven=reference.uneven,
         normed=any(head.norm is not None for head in plan.heads.values()),
-        beside=bool(plan.heads) and all(head.beside is not None for head in plan.heads.values()),
+        beside=_all_beside(plan),
         mismatches=found.mismatches,
         equal=found.exact,
         given=plan.bound.given,
@@ -361,6 +361,12 @@ def _facts(plan: Plan, found: Compared) -> Facts:
         softcap=plan.softcap,
         output_eps=torch.finfo(plan.compute).eps if plan.compute.itemsize < 4 else 0.0,
     )
+
+
+def _all_beside(plan: Plan) -> bool:
+    """Whether every head that is used has a norm beside it."""
+    used = [plan.heads[index] for index in set(plan.routes.tolist()) if index in plan.heads]
+    return bool(used) and all(head.beside is not None for head in used)
 
 
 def _moves_only(variant: Variant) -> bool:

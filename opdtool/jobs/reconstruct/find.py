@@ -29,6 +29,8 @@ from opdtool.jobs.reconstruct.plan import HeadAt, NormAt, Sharded, TensorAt
 
 DEFAULT_EPS = 1e-6
 """Of a norm that only a diagnosis tries, where no configuration says its epsilon."""
+ONE_PLUS_WEIGHT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
+"""Models whose norms multiply by 1 + weight."""
 _PART = re.compile(r"\.(tp|cp)(\d+)of(\d+)(?=\.)")
 
 
@@ -63,7 +65,7 @@ def find_heads(
         with open_checkpoint(spec.path) as checkpoint:
             name = find_head(checkpoint, _key(checkpoint, spec, HEAD, rename, used))
             weight = tensor_at(checkpoint.source, name)
-            beside = _norm(checkpoint, find_norm(checkpoint), eps, offset, DEFAULT_EPS)
+            beside = _beside(checkpoint, weight, eps, offset)
         heads[spec.index] = HeadAt(index=spec.index, weight=weight, beside=beside)
     for index, spec in norms.items():
         if index not in heads:
@@ -74,7 +76,7 @@ def find_heads(
             )
         with open_checkpoint(spec.path) as checkpoint:
             key = _key(checkpoint, spec, NORMS[0], rename, used)
-            found = _norm(checkpoint, require_norm(checkpoint, key), eps, offset, None)
+            found = _norm(checkpoint, require_norm(checkpoint, key), eps, offset)
         head = heads[index]
         heads[index] = HeadAt(index=index, weight=head.weight, norm=found, beside=head.beside)
     return heads
@@ -105,26 +107,36 @@ def naming(*what: object) -> Iterator[None]:
         raise InputError(f"{named}: {error}") from error
 
 
-def _norm(
-    checkpoint: Checkpoint,
-    name: str | None,
-    eps: float | None,
-    offset: float,
-    default: float | None,
-) -> NormAt | None:
-    if name is None:
-        return None
+def _norm(checkpoint: Checkpoint, name: str, eps: float | None, offset: float) -> NormAt:
     weight = tensor_at(checkpoint.source, name)
     found = eps if eps is not None else norm_eps(checkpoint)
-    if found is None and default is None:
+    if found is None:
         raise InputError(
             f"{checkpoint.path}: no config.json beside it says rms_norm_eps; pass --norm-eps"
         )
     if len(weight.shape) != 1:
-        if default is not None:
-            return None
         raise InputError(f"{weight.path}: {name} has shape {list(weight.shape)}; expected [H]")
-    return NormAt(weight=weight, eps=found if found is not None else default or 0.0, offset=offset)
+    return NormAt(weight=weight, eps=found, offset=offset)
+
+
+def _beside(
+    checkpoint: Checkpoint, head: TensorAt, eps: float | None, offset: float
+) -> NormAt | None:
+    """The norm that lies beside a head, which nobody asked for and a diagnosis may try: None
+    where it cannot be the final norm of that head's model."""
+    name = find_norm(checkpoint)
+    if name is None:
+        return None
+    weight = tensor_at(checkpoint.source, name)
+    if weight.shape != head.shape[1:] or not weight.dtype.is_floating_point:
+        return None
+    try:
+        found = eps if eps is not None else norm_eps(checkpoint)
+    except InputError:  # of a model that no norm is applied for
+        found = None
+    if not offset and str(checkpoint.setting("model_type")) in ONE_PLUS_WEIGHT:
+        offset = 1.0
+    return NormAt(weight=weight, eps=found if found is not None else DEFAULT_EPS, offset=offset)
 
 
 def shard_sizes(

@@ -54,9 +54,14 @@ def make_plan(job: ReconstructJob) -> Plan:
         first = next(iter(heads.values()), None)
         vocabulary = first.weight.shape[0] if first else payload.shape[2]
         stored = first.weight.dtype if first else payload.dtype
+        if job.d2t is not None and job.pad_vocab > 1:
+            raise InputError(
+                "--pad-vocab-to-multiple-of pads the head's rows, and --d2t takes some of them; "
+                "leave out one of the two, or build a map of such a size"
+            )
         draft = None if job.d2t is None else _draft(job.d2t, vocabulary, job.rename, used)
         real = vocabulary if draft is None else len(draft)
-        padded = draft is None and job.pad_vocab > 1
+        padded = job.pad_vocab > 1
         plan = Plan(
             kind=kind,
             payload=payload,
@@ -78,6 +83,11 @@ def make_plan(job: ReconstructJob) -> Plan:
             softcap=job.softcap,
             budget=job.max_memory,
         )
+        if (reference or student) and not plan.lengths.any():
+            raise InputError(
+                f"{job.payload}: no row has a real token (input_lengths, attention_mask or "
+                "cu_seqlens): nothing would be checked"
+            )
         plan = replace(plan, payload_precision=payload_precision(plan, source))
         plan = with_logits(plan, job, reference, student)
         weights, masked = slot_weights(plan, job, source, used)
@@ -251,6 +261,8 @@ def _heads(
         with naming(*(head.weight.path for head in heads.values())):
             check_heads(payload.shape[2], {i: meta(h.weight) for i, h in heads.items()})
     for head in heads.values():
+        if head.norm is not None:
+            check_multipliable(f"the norm of teacher {head.index}", head.norm.weight.dtype)
         if head.norm is not None and head.norm.weight.shape != (payload.shape[2],):
             raise InputError(
                 f"{head.norm.weight.path}: the norm of teacher {head.index} has shape "

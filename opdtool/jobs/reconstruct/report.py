@@ -94,6 +94,10 @@ def _notes(job: ReconstructJob, plan: Plan) -> list[str]:
         notes.append(
             f"columns {plan.real}..{plan.columns - 1} pad the vocabulary: zero, in no softmax"
         )
+    behind = plan.layout.total - int(plan.lengths.sum())
+    held = behind if plan.packed else plan.rows * plan.grid.width - int(plan.lengths.sum())
+    if held:
+        notes.append(f"{plural(held, 'position', ',')} behind the real tokens are not judged")
     normed = sorted(i for i, head in plan.heads.items() if head.norm is not None)
     if normed:
         plain = sorted(set(plan.heads) - set(normed))

@@ -41,9 +41,10 @@ class Tile:
 class Tiles:
     """The tiles of one rank in order, each read while the one before is worked on.
 
-    ``all`` are all slots of the rank and ``order`` those of this ``share`` that hold a token,
-    each teacher's together; ``columns`` are the columns of the rank's ``window`` that are
-    judged. ``student`` says whether the student's logits are wanted.
+    ``all`` are all slots of the rank and ``order`` those of this ``share`` that hold a real
+    token, each teacher's together, or else, for ``padding``, those that hold another token of the
+    payload; ``columns`` are the columns of the rank's ``window`` that are judged. ``student``
+    says whether the student's logits are wanted.
     """
 
     def __init__(
@@ -56,12 +57,13 @@ class Tiles:
         *,
         device: torch.device,
         share: tuple[int, int],
-        student: bool,
+        student: bool = False,
+        padding: bool = False,
     ) -> None:
         self.files, self.plan, self.variant, self.sizes = files, plan, variant, sizes
         self.tp_rank, self.cp_rank = ranks
-        self.device, self.share, self.student = device, share, student
-        self.all: Slots = slots_of(plan.layout, self.cp_rank, plan.grid, variant)
+        self.device, self.share, self.student, self.padding = device, share, student, padding
+        self.all: Slots = slots_of(plan.layout, self.cp_rank, plan.grid, variant, plan.lengths)
         self.window = plan.window(self.tp_rank)
         self.columns = judged_columns(self.window, plan.real, variant)
         self.order = self._order()
@@ -79,12 +81,12 @@ class Tiles:
         return taken
 
     def _order(self) -> Ints:
-        """The slots of this share that have a token, each teacher's together.
+        """The slots of this share that are taken, each teacher's together.
 
         Whole tiles are shared out, so that each is the same product whoever computes it.
         """
         routes = self._routes()
-        real = np.flatnonzero(self.all.source >= 0)
+        real = np.flatnonzero((self.all.source >= 0) & (self.all.judged != self.padding))
         real = real[np.argsort(routes[real], kind="stable")]
         teachers, first = np.unique(routes[real], return_index=True)
         teacher = np.searchsorted(teachers, routes[real])
