@@ -146,12 +146,6 @@ def slots_of(
     )
 
 
-def can_arrange(layout: PackedLayout, arrangement: Arrangement) -> bool:
-    """Whether the pack can be cut so at all."""
-    cp, total = layout.cp_size, layout.total
-    return total % (2 * cp if arrangement == "pack-zigzag" else cp) == 0
-
-
 def _held(layout: PackedLayout, cp_rank: int, variant: Variant) -> Ints:
     """The slots of the whole pack that a rank holds, dealt out as the variant says."""
     cp = layout.cp_size

@@ -346,3 +346,21 @@ def test_a_recorded_zero_is_covered_by_no_factor(cli: Cli, tmp_path: Path) -> No
     scores[0, 3] = 0.0
     stats = world.run(cli, scores, status=1)["stats"]["logprobs"]
     assert stats["least_tolerance"]["rtol"] == "inf"
+
+
+@pytest.mark.parametrize("widened", ["nothing", "compute", "dump"])
+def test_scores_of_a_narrow_engine_pass_however_wide_its_dump_is(
+    cli: Cli, tmp_path: Path, widened: str
+) -> None:
+    world = World(tmp_path, torch.bfloat16)
+    scores = world.scores(world.exact.bfloat16())
+    options: tuple[object, ...] = ()
+    if widened == "compute":
+        options = ("--compute-dtype", "float32")
+    if widened == "dump":
+        hidden = world.hidden.float()
+        save(tmp_path / "payload.safetensors", teacher_full_hidden_states=hidden, **world.batch)
+        save(tmp_path / "head.safetensors", **{"lm_head.weight": world.head.float()})
+    assert world.run(cli, scores, *options)["passed"]
+    scores[0, 3] -= 0.7
+    assert not world.run(cli, scores, *options, status=1)["passed"]

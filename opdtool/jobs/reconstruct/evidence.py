@@ -20,6 +20,8 @@ from opdtool.jobs.reconstruct.plan import Plan
 
 HEAD_ROWS = 4096
 """Rows of a head that a sample is multiplied with at a time."""
+STRETCH = 256
+"""Positions whose hidden states are held at a time."""
 SAMPLED = 1 << 22
 """Elements of the reference that are looked at together."""
 
@@ -165,7 +167,12 @@ class FileEvidence:
 
     def tokens(self, unit: Ints, position: Ints, columns: Ints, variant: Variant) -> Tensor:
         """What a fault makes of tokens, wherever it then puts them."""
-        return self._columns(self.plan.grid.flat(unit, position), unit, columns, variant)[0]
+        flat = self.plan.grid.flat(unit, position)
+        parts = [  # a few at a time: hidden states are wide
+            self._columns(flat[low : low + STRETCH], unit[low : low + STRETCH], columns, variant)[0]
+            for low in range(0, len(flat), STRETCH)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, len(columns))
 
     def whole(self, spots: Spots, variant: Variant) -> Tensor:
         """What a fault makes at spots of the whole vocabulary."""

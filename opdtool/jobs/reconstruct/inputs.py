@@ -33,7 +33,12 @@ from opdtool.jobs.reconstruct.job import HIDDEN, INDEX, LOGITS, ReconstructJob, 
 from opdtool.jobs.reconstruct.logprobs import scored_tokens
 from opdtool.jobs.reconstruct.masks import Holder, beside, slot_weights
 from opdtool.jobs.reconstruct.plan import HeadAt, Plan, TensorAt
-from opdtool.jobs.reconstruct.recorded import payload_precision, recorded, with_logits
+from opdtool.jobs.reconstruct.recorded import (
+    operands_precision,
+    payload_precision,
+    recorded,
+    with_logits,
+)
 
 
 def make_plan(job: ReconstructJob) -> Plan:
@@ -98,7 +103,7 @@ def make_plan(job: ReconstructJob) -> Plan:
             )
         plan = replace(plan, weights=weights, masked=masked)
         if job.logprobs is not None:
-            bound = plan_bound(plan, plan.compute, job.rtol, job.atol)
+            bound = plan_bound(plan, operands_precision(plan, source), job.rtol, job.atol)
             scored = scored_tokens(plan, job, source, used)
             plan = replace(plan, scored=scored, score_bound=bound)
         check_renames(job.rename, source, _Used(used))

@@ -71,8 +71,6 @@ def _merge(into: RankResult, other: RankResult) -> None:
         into.comparison.merge(other.comparison)
     if into.divergence is not None and other.divergence is not None:
         into.divergence.merge(other.divergence)
-    if into.softmax is not None and other.softmax is not None:
-        into.softmax.merge(other.softmax)
     if into.scores is not None and other.scores is not None:
         into.scores.merge(other.scores)
 

@@ -19,6 +19,8 @@ from opdtool.jobs.reconstruct.job import LOGITS, ReconstructJob
 from opdtool.jobs.reconstruct.plan import Plan, Sharded, TensorAt
 
 SAMPLE_COLUMNS = 4096
+HEAD_SAMPLE = 8
+"""Rows of a head that tell what it holds."""
 
 
 def recorded(job: ReconstructJob, what: str, used: set[str]) -> Sharded | None:
@@ -125,6 +127,19 @@ def payload_precision(plan: Plan, source: TensorSource) -> torch.dtype | None:
         for places in _sampled(plan, at, 1)
     ]
     return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+
+def operands_precision(plan: Plan, source: TensorSource) -> torch.dtype:
+    """What the product's operands hold, which the engine's own logits had: the coarsest of the
+    dtype that is multiplied in, of the payload's values and of the heads'."""
+    found = [plan.compute]
+    for places in _sampled(plan, plan.payload, 1):
+        found.append(stored_precision(_tokens(source, plan.payload, places, plan.payload.shape[2])))
+    for head in plan.heads.values():
+        with open_tensors([head.weight.path]) as weights:
+            some = weights.read(head.weight.name, slice(0, HEAD_SAMPLE))
+        found.append(stored_precision(some.flatten()))
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _sampled(plan: Plan, at: TensorAt, cp_size: int) -> Iterator[list[tuple[int, int]]]:

@@ -50,7 +50,7 @@ class RankResult:
 
     def to_cpu(self) -> RankResult:
         """The same, fit to travel to another process."""
-        for sums in (self.comparison, self.divergence, self.softmax, self.scores):
+        for sums in (self.comparison, self.divergence, self.scores):
             if sums is not None:
                 sums.to_cpu()
         return self
