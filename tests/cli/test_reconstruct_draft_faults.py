@@ -56,7 +56,9 @@ def recorded(name: str, case: Case, seed: int, kind: str) -> tuple[Case, Recorde
     return made
 
 
-@pytest.mark.parametrize("kind", ["whole", "before the cut", "after the cut"])
+@pytest.mark.parametrize(
+    "kind", ["whole", pytest.param("before the cut", marks=pytest.mark.slow), "after the cut"]
+)
 @pytest.mark.parametrize("seeds", [range(1, 2), pytest.param(range(2, 14), marks=pytest.mark.slow)])
 def test_a_fault_is_named_through_a_draft_map(
     kind: str, seeds: range, tmp_path: Path, capsys: pytest.CaptureFixture[str]

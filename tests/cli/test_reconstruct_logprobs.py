@@ -364,3 +364,24 @@ def test_scores_of_a_narrow_engine_pass_however_wide_its_dump_is(
     assert world.run(cli, scores, *options)["passed"]
     scores[0, 3] -= 0.7
     assert not world.run(cli, scores, *options, status=1)["passed"]
+
+
+def test_scores_of_fewer_tokens_than_a_pack_s_rows_have_are_refused(
+    cli: Cli, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    offsets = torch.tensor([0, 8, 13, 16])
+    real = torch.arange(S) < world.lengths[:, None]
+    save(
+        tmp_path / "payload.safetensors",
+        teacher_full_hidden_states=world.hidden[real][None].contiguous(),
+        cu_seqlens=offsets,
+        cu_seqlens_padded=offsets.clone(),
+        input_ids=world.ids[real][None].contiguous(),
+    )
+    save(tmp_path / "scores.safetensors", logprobs=world.scores())
+    assert report_of(cli, *world.argv, "--packed")["stats"]["logprobs"]["tokens"] == TOKENS
+    save(tmp_path / "scores.safetensors", logprobs=world.scores()[:, :4].contiguous())
+    assert "no entry for some of the 8 tokens of sequence 0" in refused(
+        cli, *world.argv, "--packed"
+    )

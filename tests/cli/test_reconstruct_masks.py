@@ -76,7 +76,7 @@ def test_a_sample_mask_weighs_the_segments_of_a_pack(
 def test_a_sample_mask_of_another_batch_is_refused(cli: Cli, tmp_path: Path, count: int) -> None:
     pack = Packed(tmp_path)
     pack.write(token_mask=pack.mask, sample_mask=torch.ones(count))
-    assert "the pack has 4 segments; expected one for each" in pack.refused(cli)
+    assert "expected one for each of 4 segments" in pack.refused(cli)
 
 
 def test_one_rank_s_mask_is_not_the_pack_s(cli: Cli, tmp_path: Path) -> None:
@@ -119,3 +119,36 @@ def test_the_sample_mask_of_the_batch_has_its_rows(cli: Cli, tmp_path: Path) -> 
     for count in (2, 5):
         save(batch, token_mask=rows, sample_mask=torch.ones(count))
         assert f"sample_mask has {count} entries, but token_mask 3 rows" in pack.refused(cli)
+
+
+def test_a_sample_mask_alone_weighs_the_real_positions(cli: Cli, tmp_path: Path) -> None:
+    pack = Packed(tmp_path)
+    pack.write(sample_mask=torch.tensor([1.0, 0.0, 0.5]))
+    found = pack.student(cli)
+    assert (found["weight"], found["positions"]) == (5 + 0.5 * 3, 8)
+    assert found["weighted_by"] == "draft token mask"
+
+
+def test_masks_of_rows_that_are_too_narrow_or_too_few_are_refused(cli: Cli, tmp_path: Path) -> None:
+    made = torch.Generator().manual_seed(1)
+    hidden, head = torch.randn(2, 6, 16, generator=made), torch.randn(30, 16, generator=made)
+    save(tmp_path / "head.safetensors", **{"lm_head.weight": head})
+    save(tmp_path / "student.safetensors", student_logits=hidden @ head.t())
+    argv = [
+        tmp_path / "payload.safetensors", "--head", tmp_path / "head.safetensors",
+        "--student", tmp_path / "student.safetensors",
+    ]  # fmt: skip
+    lengths = torch.tensor([6, 0])
+    for masks, said in (
+        ({"token_mask": torch.ones(2, 4)}, "token_mask has 4 columns, but row 0 has 6 tokens"),
+        ({"sample_mask": torch.ones(1)}, "sample_mask has 1 entry; expected one for each of 2"),
+    ):
+        save(
+            tmp_path / "payload.safetensors",
+            teacher_full_hidden_states=hidden,
+            input_lengths=lengths,
+            **masks,
+        )
+        done = cli("reconstruct", *argv)
+        assert (done.status, done.out) == (2, "")
+        assert said in done.err

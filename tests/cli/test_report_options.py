@@ -164,7 +164,14 @@ def test_a_closed_pipe_ends_quietly_and_costs_no_report(
 
 
 @pytest.mark.parametrize(
-    "argv", ["--help", "--version", "explain", "check --help", "--version --verbose", ""]
+    "argv",
+    [
+        "--help",
+        "--version",
+        "explain",
+        "check --help",
+        *[pytest.param(words, marks=pytest.mark.slow) for words in ("--version --verbose", "")],
+    ],
 )
 def test_a_full_standard_output_is_exit_2_and_a_closed_one_is_nothing(
     argv: str, bad: tuple[str, ...]

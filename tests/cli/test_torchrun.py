@@ -353,6 +353,7 @@ def test_a_rank_killed_under_torchrun_ends_the_run_with_clean_output(
     assert {path.name for path in tmp_path.iterdir()} <= {".out.lock"}
 
 
+@pytest.mark.slow
 def test_an_input_that_a_rank_refuses_is_one_error_on_all_ranks(tmp_path: Path) -> None:
     batch = load_file(FIXTURES / "batch.safetensors")
     batch["token_mask"][3, 5] = float("nan")

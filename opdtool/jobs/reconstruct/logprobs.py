@@ -74,6 +74,13 @@ def scored_tokens(plan: Plan, job: ReconstructJob, payload: TensorSource, used: 
                 "ids that were sampled"
             )
         scores, has_score = _by_slot(plan, values, sources, "logprobs")
+        lacking = np.flatnonzero(has_token & ~has_score)
+        if len(lacking):
+            unit = int(np.searchsorted(plan.layout.cu_seqlens_padded, lacking[0], "right")) - 1
+            raise InputError(
+                f"{job.logprobs}: logprobs {list(info.shape)} has no entry for some of the "
+                f"{plan.lengths[unit]} tokens of sequence {unit}; give the scores of the same rows"
+            )
     return _scored(plan, job, info.torch_dtype, tokens, scores, has_token & has_score)
 
 

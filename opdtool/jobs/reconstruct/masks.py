@@ -40,11 +40,14 @@ def slot_weights(
         if ready is not None:
             mask = _finite(ready, "draft_token_mask").reshape(-1)
             return _whole(plan, mask, "draft_token_mask"), True
-        if token is None:
-            return _real(plan, plan.lengths), False
-        mask = _finite(token, "token_mask")
         sample = first_with(sources, "sample_mask")
         factor = None if sample is None else _finite(sample, "sample_mask").reshape(-1)
+        if token is None:
+            every = _real(plan, plan.lengths)
+            if factor is None:
+                return every, False
+            return every * np.repeat(_by_segment(plan, factor), plan.layout.padded_lengths), True
+        mask = _finite(token, "token_mask")
         if plan.packed and mask.ndim == 2 and mask.shape != (1, plan.layout.total):
             # The batch's own masks: a row for each segment.
             rows = len(mask)
@@ -69,8 +72,12 @@ def slot_weights(
                 f"{plan.grid.width}; give the masks of the same batch"
             )
         weights = token_weights(mask, factor)
-        short = max(0, int(plan.lengths.max(initial=0)) - weights.shape[1])
-        weights = torch.nn.functional.pad(weights, (0, short))
+        if weights.shape[1] < plan.lengths.max(initial=0):
+            row = int(plan.lengths.argmax())
+            raise InputError(
+                f"token_mask has {plural(weights.shape[1], 'column')}, but row {row} has "
+                f"{plan.lengths[row]} tokens; give the masks of the same batch"
+            )
         real = PackedLayout.from_cu_seqlens(
             np.concatenate([[0], np.cumsum(plan.lengths)]).astype(np.int64),
             plan.layout.cu_seqlens_padded,
@@ -175,13 +182,13 @@ def _whole(plan: Plan, packed: torch.Tensor, name: str) -> Floats:
 
 
 def _by_segment(plan: Plan, factor: torch.Tensor) -> Floats:
-    """The weight of every segment, from one for each or for each but a tail without tokens."""
+    """The weight of every unit, from one for each, or for each but a pack's tail without tokens."""
     units = plan.layout.num_segments
-    tail = units - int(units > 0 and plan.lengths[-1] == 0)
+    tail = units - int(plan.packed and units > 0 and plan.lengths[-1] == 0)
     if len(factor) not in (units, tail):
         raise InputError(
-            f"sample_mask has {plural(len(factor), 'entry')}, but the pack has "
-            f"{plural(units, 'segment')}; expected one for each"
+            f"sample_mask has {plural(len(factor), 'entry')}; expected one for each of "
+            f"{plural(units, 'segment' if plan.packed else 'row')}"
         )
     return np.pad(factor.numpy(), (0, units - len(factor)))
 
