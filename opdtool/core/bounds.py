@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 TINY = float(torch.finfo(torch.float32).tiny)
+BIG = float(torch.finfo(torch.float32).max)
 EPS = float(torch.finfo(torch.float32).eps)
 
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from opdtool.core.bounds import TINY, ErrorBound, RowsAndColumns
+from opdtool.core.bounds import BIG, TINY, ErrorBound, RowsAndColumns
 from opdtool.core.divergence import SoftmaxSums
 
-BIG = float(torch.finfo(torch.float32).max)
 TILE = 1 << 19
 """Elements compared at a time: few enough to stay in a core's cache."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opdtool.core.bounds import EPS, ErrorBound, RowsAndColumns
+from opdtool.core.bounds import BIG, EPS, ErrorBound, RowsAndColumns
 from opdtool.core.divergence import TILE, SoftmaxSums
 
 
@@ -54,7 +54,8 @@ class TokenScores:
             _allowed(self._bound, wide, norms, part, off)
             self.off[at] = off[at - some.start, picked]
             off[at - some.start, picked] = 0.0
-            self.softmax.add(some, wide, ahead=off.expm1_(), scratch=(room, work))
+            # A logit of -inf has an infinite bound and no weight: it counts for nothing.
+            self.softmax.add(some, wide, ahead=off.expm1_().clamp_max_(BIG), scratch=(room, work))
 
     def _own(self, some: slice, column: int, width: int) -> tuple[Tensor, Tensor]:
         """The positions whose token lies in these columns, and where."""
