@@ -42,6 +42,9 @@ def permuted_rows(case: PackCase, filled: Any) -> Built | None:
     )
     lengths_there = case.dump_lengths if told and case.dump_lengths is not None else None
     order = match_order(there, rows, lengths_there, case.lengths)
+    if order is None and lengths_there is not None:
+        # The rows alone were shuffled: cu_seqlens still tells of the batch's own order.
+        order = match_order(there, rows, None, case.lengths)
     if order is None:
         return None
     row, length = np.full(layout.num_segments, -1, dtype=np.int64), np.zeros_like(layout.lengths)

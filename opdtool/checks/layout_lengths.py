@@ -132,3 +132,7 @@ def _name_lengths(found: Ints, real: Ints, given: PackVectors, outcome: LayoutOu
         outcome.faults.setdefault(
             "cu-seqlens-wrong-end", f"cu_seqlens ends at {real[n]}, the batch at {true[-1]}"
         )
+    elif n and len(real) > n + 1 and np.array_equal(real[: n + 1], true) and real[-1] != true[-1]:
+        outcome.faults.setdefault(
+            "cu-seqlens-wrong-end", f"cu_seqlens ends at {real[-1]}, the batch at {true[-1]}"
+        )

@@ -68,7 +68,8 @@ def command(
     ] = 0.0,
     atol: Annotated[float, typer.Option("--atol", help="Allow |error| up to this.")] = 0.0,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The logits' tensor in LOGITS.")
+        str | None,
+        typer.Option("--name", "--tensor", metavar="NAME", help="The logits' tensor in LOGITS."),
     ] = None,
     rename: RenameOption = [],  # noqa: B006
     force: ForceOption = False,

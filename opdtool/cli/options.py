@@ -82,7 +82,7 @@ QuietOption = Annotated[
     typer.Option(
         "-q",
         "--quiet",
-        help="Print failures alone; json, jsonl, junit and markdown stay whole.",
+        help="Print failures alone, if any; json, jsonl, junit and markdown stay whole.",
         rich_help_panel=_REPORT,
     ),
 ]

@@ -32,7 +32,7 @@ PIECE = 1 << 20
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pack with cu_seqlens_padded.")],
-    name: Annotated[str, typer.Option("--name", help="The packed tensor to shift.")],
+    name: Annotated[str, typer.Option("--name", "--tensor", help="The packed tensor to shift.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")],
     rename: RenameOption = [],  # noqa: B006
     force: ForceOption = False,

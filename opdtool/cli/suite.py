@@ -182,7 +182,11 @@ def _steps(
             known = [*OF_A_STEP, *(s.key for s in shapes.values() if s.key not in NOT_OF_A_STEP)]
             hint = did_you_mean(key, known)
             raise InputError(f"{where}: {command} has no option {short(key)}{hint}")
-    shared = {key: value for key, value in defaults.items() if key in shapes and key not in own}
+    shared = {
+        key: value
+        for key, value in defaults.items()
+        if key in shapes and key not in own and key not in OF_A_STEP
+    }
     values = shared | own
     used = [
         key
@@ -206,7 +210,8 @@ def _steps(
             *_inputs(where, step),
         ]
         shown = ", ".join(f"{key} {value}" for key, value in chosen.items())
-        full_name = f"{name} ({shown})" if shown else name
+        called = _filled(name, chosen)
+        full_name = f"{name} ({shown})" if shown and called == name else called
         if not full_name.isprintable():
             raise InputError(f"{where}: the name {short(full_name)} cannot be shown; write another")
         yield Step(

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from opdtool.cli import check, inspect
 from opdtool.report import schema
-from tests.cli.conftest import Cli
+from tests.cli.conftest import FIXTURES, Cli
 
 
 @pytest.fixture
@@ -287,3 +287,29 @@ def test_a_suite_that_is_told_to_end_runs_no_further_step(
     monkeypatch.setattr(inspect, "run", told)
     text = "continue_on_failure = true\n" + step("a", command="inspect") + step("a", "b")
     assert statuses(report(cli, suite(folder, text), 143)) == [143, None]
+
+
+def test_a_step_of_roll_names_its_tensor_and_a_name_takes_the_matrix_s_values(
+    cli: Cli, tmp_path: Path
+) -> None:
+    assert cli("pack", FIXTURES / "batch.safetensors", "-o", tmp_path / "packs").status == 0
+    (tmp_path / "suite.toml").write_text(
+        """
+        [matrix]
+        cp = [1, 2]
+        [[step]]
+        name = "rolled {cp}"
+        command = "roll"
+        inputs = ["packs/pack-00000.safetensors"]
+        tensor = "token_mask"
+        output = "rolled-{cp}.safetensors"
+        [[step]]
+        name = "equal"
+        command = "compare"
+        inputs = ["rolled-1.safetensors", "rolled-2.safetensors"]
+        """
+    )
+    done = cli("check", tmp_path / "suite.toml", "--format", "json")
+    assert done.status == 0, done.err + done.out
+    steps = {each["step"] for each in json.loads(done.out)["checks"]}
+    assert steps == {"rolled 1", "rolled 2", "equal"}

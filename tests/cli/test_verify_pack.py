@@ -327,3 +327,58 @@ def test_an_index_of_no_row_is_a_failed_check_whatever_cp_is_promised(
         outcome = cli("verify-pack", loose, "--batch", batch, "--cp", 2, "--format", "json")
         assert outcome.status == 1, outcome.err
         assert f"entry 0 is {entry}, outside" in checks(report_of(outcome), "OPD109")[0]["message"]
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 9, 15], [0, 6, 15]])
+def test_shuffled_rows_are_named_whatever_the_offsets_tell(
+    cli: Cli, tmp_path: Path, offsets: list[int] | None
+) -> None:
+    lengths = [9, 6]
+    made = torch.Generator().manual_seed(1)
+    ids = torch.randint(10, 99, (2, 9), generator=made)
+    mask = torch.zeros(2, 9)
+    mask[0, 4:9] = mask[1, 1:6] = 1
+    mask[1, 3] = 0
+    batch = tmp_path / "batch.safetensors"
+    tensors = {"input_ids": ids, "token_mask": mask, "input_lengths": torch.tensor(lengths)}
+    save_file(tensors, batch)
+    packed_ids, packed_mask = torch.zeros(1, 24, dtype=torch.int64), torch.zeros(1, 24)
+    for segment, row in enumerate([1, 0]):  # in segments of twelve slots
+        at, length = 12 * segment, lengths[row]
+        packed_ids[0, at : at + length] = ids[row, :length]
+        packed_mask[0, at : at + length - 1] = mask[row, 1:length]
+    told = {}
+    if offsets is not None:
+        told = {
+            "cu_seqlens": torch.tensor(offsets, dtype=torch.int32),
+            "cu_seqlens_padded": torch.tensor([0, 12, 24], dtype=torch.int32),
+        }
+    save_file({"draft_token_mask": packed_mask, **told}, tmp_path / "mask.safetensors")
+    save_file({"input_ids": packed_ids, **told}, tmp_path / "pack.safetensors")
+    geometry = ("--pad-multiple", 4, "--pad-packed-to", 24, "--format", "json")
+    for command, file in (("verify-mask", "mask"), ("verify-pack", "pack")):
+        argv = (command, tmp_path / f"{file}.safetensors", "--batch", batch)
+        outcome = cli(*argv, *geometry)
+        assert outcome.status == 1
+        named = [found["fault"] for found in report_of(outcome)["diagnosis"]]
+        assert named[:1] == ["rows-permuted"], (command, named)
+
+
+def test_a_wrong_end_is_named_behind_a_tail_segment_too(
+    cli: Cli, batch: Path, tmp_path: Path
+) -> None:
+    geometry = ("--cp", 2, "--tail", "segment", "--pad-packed-multiple", 32)
+    pack = packed(cli, batch, tmp_path, *geometry)
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for path in sorted(pack.glob("*.safetensors")):
+        tensors = load_file(path)
+        cu = tensors["cu_seqlens"].clone()
+        assert len(cu) == 6 + 2
+        assert cu[-1] == cu[-2]
+        cu[-1] += 2
+        save_file(tensors | {"cu_seqlens": cu}, loose / path.name)
+    outcome = cli("verify-pack", loose, "--batch", batch, *geometry, "--format", "json")
+    assert outcome.status == 1
+    named = [found["fault"] for found in report_of(outcome)["diagnosis"]]
+    assert named == ["cu-seqlens-wrong-end"]
