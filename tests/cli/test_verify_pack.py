@@ -382,3 +382,21 @@ def test_a_wrong_end_is_named_behind_a_tail_segment_too(
     assert outcome.status == 1
     named = [found["fault"] for found in report_of(outcome)["diagnosis"]]
     assert named == ["cu-seqlens-wrong-end"]
+
+
+def test_a_pack_of_no_slots_is_nothing_to_check(cli: Cli, batch: Path, tmp_path: Path) -> None:
+    none = torch.zeros(1, 0, dtype=torch.int64)
+    offsets = torch.zeros(1, dtype=torch.int32)
+    save_file(
+        {
+            "input_ids": none,
+            "target_ids": none.clone(),
+            "cu_seqlens": offsets,
+            "cu_seqlens_padded": offsets.clone(),
+            "sequence_index": torch.zeros(0, dtype=torch.int64),
+        },
+        tmp_path / "empty.safetensors",
+    )
+    outcome = cli("verify-pack", tmp_path / "empty.safetensors", "--batch", batch)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "nothing was checked" in outcome.err

@@ -17,6 +17,7 @@ from opdtool.checks.masks_findings import MaskFindings
 from opdtool.checks.masks_verdict import merge_findings
 from opdtool.checks.room import DEFAULT, Room
 from opdtool.checks.strips import strip_of
+from opdtool.core.errors import InputError
 from opdtool.findings import Report, Section
 from opdtool.io.batch import Batch, open_batch
 from opdtool.io.tensors import check_renames
@@ -107,6 +108,10 @@ def verify_pack(job: VerifyPackJob, world: Ranks) -> Report:
             for found in interleaved([unpack_with(share, run.shared) for share in shares]):
                 run.absorb(found)
         check_renames(job.rename, run.batch, run.files)
+        if not any(_slots_of(run, name) for name, _ in run.outcomes) and not any(
+            finding.status == "fail" for _, outcome in run.outcomes for finding in outcome.findings
+        ):
+            raise InputError(f"{job.dump[0]}: no pack has a slot; nothing was checked")
         return _report(job, run)
 
 
